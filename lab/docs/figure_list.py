@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from lab.docs.figures import Figure
 
-ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --peer-python vllm=VENV/bin/python"
+ENGINE = (
+    "scripts/bench.py engine --rounds 1 --peers llama,vllm --llama-server LLAMA/llama-server "
+    "--peer-python vllm=VENV/bin/python"
+)
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 CONNECT = "scripts/bench.py connect --peer-python VENV/bin/python"
 CONNECT_VLLM = (
@@ -32,7 +35,7 @@ FIGURES = (
         "engine",
         {name: name for name in ("TPOT", "TTFT", "TTFT p99", "TPOT p99", "TTFT second")},
         command=ENGINE,
-        compared_with=("vllm", "floor"),
+        compared_with=("llama", "vllm", "floor"),
     ),
     Figure(
         "interference",
@@ -246,6 +249,7 @@ FIGURES = (
             "encode": "encode",
             "decode": "decode",
             "KV over 1 Gbit/s, overlapped": "KV over 1 Gbit/s",
+            "KV over a paced link of 1 Gbit/s": "KV over 1 Gbit/s, measured",
         },
         cases="KV in .*",
         compared_with=("zlib 1", "memcpy", "line rate"),

