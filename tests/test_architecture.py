@@ -10,10 +10,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
-
-import pytest
 
 from engine import __version__
 from tests.modules import MODULES, ROOMS, ROOT, within
@@ -343,10 +342,11 @@ def imports(source: str, package: str) -> Iterator[tuple[str, int, bool]]:
     yield from walk(ast.parse(source).body, False)
 
 
-def imports_of(name: str) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imports_of(name: str) -> list[tuple[str, int, bool]]:
     path = MODULES[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return imports(path.read_text(), package)
+    return list(imports(path.read_text(), package))
 
 
 def top(module: str) -> str:
@@ -362,15 +362,23 @@ def most_specific(name: str) -> set[str]:
     return USES[max((rule for rule in USES if within(name, (rule,))), key=len)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "mooncake"])
-def test_dependencies_point_down(name):
-    allowed = most_specific(name) | {top(name)}
-    wrong = [
+def wrong_imports(names: Iterable[str], wrong: Callable[[str, str, bool], bool]) -> list[str]:
+    """wrong(file, module that it imports, inside a function)"""
+    return [
         f"{name}:{line} imports {module}"
-        for module, line, _ in imports_of(name)
-        if module == "mooncake" or top(module) in {*ROOMS, "tests"} - allowed  # mooncake.engine is a peer's
+        for name in names
+        for module, line, lazy in imports_of(name)
+        if wrong(name, module, lazy)
     ]
-    assert not wrong, wrong
+
+
+def test_dependencies_point_down():
+    def wrong(name: str, module: str, _: bool) -> bool:
+        if module == "mooncake":  # mooncake.engine is a peer's
+            return True
+        return top(module) in {*ROOMS, "tests"} and top(module) not in most_specific(name) | {top(name)}
+
+    assert wrong_imports((name for name in MODULES if name != "mooncake"), wrong) == []
 
 
 FILES = MODULES
@@ -381,6 +389,7 @@ def file_of(*modules: str) -> set[str]:
     return set([one for one in modules if one in FILES][:1])
 
 
+@cache
 def needs(name: str) -> set[str]:
     """The files that this one imports anywhere: at the top, in functions, and for types alone."""
     path, found = FILES[name], set[str]()
@@ -421,21 +430,16 @@ def test_no_two_folders_import_each_other():
     assert circle(graph) == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if within(name, PURE)])
-def test_pure_cores_do_no_input_output_and_read_no_clock(name):
-    wrong = [f"{name}:{line} imports {module}" for module, line, _ in imports_of(name) if top(module) in IMPURE_IMPORTS]
-    assert not wrong, wrong
+def test_pure_cores_do_no_input_output_and_read_no_clock():
+    pure = [name for name in MODULES if within(name, PURE)]
+    assert wrong_imports(pure, lambda name, module, lazy: top(module) in IMPURE_IMPORTS) == []
 
 
-@pytest.mark.parametrize("name", [name for name in OF_NODES if not within(name, MAY_TORCH)])
-def test_torch_stays_in_its_rooms(name):
-    late = within(name, LAZY_TORCH)
-    wrong = [
-        f"{name}:{line} imports {module}"
-        for module, line, lazy in imports_of(name)
-        if top(module) in TORCH and not (lazy and late)
-    ]
-    assert not wrong, wrong
+def test_torch_stays_in_its_rooms():
+    def wrong(name: str, module: str, lazy: bool) -> bool:
+        return top(module) in TORCH and not (lazy and within(name, LAZY_TORCH))
+
+    assert wrong_imports((name for name in OF_NODES if not within(name, MAY_TORCH)), wrong) == []
 
 
 def test_nothing_unpickles_what_others_wrote():
@@ -616,9 +620,15 @@ def floor(name: str) -> str:
     return parts[1] if parts[0] == "engine" and len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if floor(name)])
-def test_the_folders_of_the_engine_point_down(name):
-    assert {floor(one) for one in needs(name)} - {"", floor(name)} <= FLOORS[floor(name)]
+def test_the_folders_of_the_engine_point_down():
+    wrong = [
+        f"{name} imports {one}"
+        for name in FILES
+        if floor(name)
+        for one in sorted(needs(name))
+        if floor(one) not in FLOORS[floor(name)] | {"", floor(name)}
+    ]
+    assert wrong == []
 
 
 def test_the_floors_have_no_circle():

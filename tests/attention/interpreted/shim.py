@@ -2,12 +2,16 @@
 
 The interpreter holds bfloat16 as uint16 and multiplies the bit patterns in tl.dot (no error, garbage results), feeds
 float16 to numpy's slow path, cuts float32 to bfloat16 where a GPU rounds, turns one-element arrays into loop bounds in
-a way that numpy 2.4 refuses, and copies every argument's storage onto itself after a launch (5 GiB for such a pool).
-Production kernels have no part in it.
+a way that numpy 2.4 refuses, and copies every argument's storage onto itself after a launch (5 GiB for such a pool). A
+third of its time it prepares what it has prepared: each call of a function inside a kernel replaces every function of
+the language, and each value makes its types anew. Production kernels have no part in it.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,15 @@ from triton.runtime import interpreter
 create_dot = interpreter.InterpreterBuilder.create_dot
 patch_lang_tensor = interpreter._patch_lang_tensor
 convert_float = interpreter._convert_float
+patch_lang = interpreter._patch_lang
+get_np_dtype = interpreter._get_np_dtype
+with_element_ty = tl.core.block_type.with_element_ty
+
+replaced: set[ModuleType] = set()
+"""The modules of the language whose functions are interpreted now."""
+
+numpy_types: dict[str, np.dtype] = {}
+block_types: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 
 def as_float32(handle: Any) -> np.ndarray:
@@ -48,8 +61,55 @@ def patched_tensor(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(-1)[0]))
 
 
+class Scope(interpreter._LangPatchScope):
+    """What a kernel has replaced, until it ends."""
+
+    def restore(self) -> None:
+        super().restore()
+        replaced.clear()
+
+
+def patched(function: Any) -> Any:
+    """The language as the interpreter needs it, once for a kernel and for the functions inside it."""
+    modules = {value for value in function.__globals__.values() if value is tl or value is tl.core}
+    if modules and modules <= replaced:
+        return interpreter._LangPatchScope()
+    replaced.update(modules)
+    return patch_lang(function)
+
+
+def numpy_type(kind: Any) -> np.dtype:
+    if kind.name not in numpy_types:
+        numpy_types[kind.name] = get_np_dtype(kind)
+    return numpy_types[kind.name]
+
+
+def block_type(self: Any, element: Any) -> Any:
+    key = element.name, self.shape
+    if key not in block_types:
+        block_types[key] = with_element_ty(self, element)
+    return block_types[key]
+
+
+@lru_cache
+def extents(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """(tensor.shape, tensor.numel)"""
+    return tl.core.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+
+def tensor(self: Any, handle: Any, type: Any) -> None:
+    """tl.tensor.__init__"""
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = extents(type.shape if type.is_block() else ())
+
+
 def install() -> None:
     """Idempotent."""
+    interpreter._LangPatchScope = Scope
+    interpreter._patch_lang = patched
+    interpreter._get_np_dtype = numpy_type
+    tl.core.block_type.with_element_ty = block_type
+    tl.tensor.__init__ = tensor
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter._patch_lang_tensor = patched_tensor
     interpreter._convert_float = convert

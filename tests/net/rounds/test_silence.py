@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 
 import pytest
 
@@ -14,16 +15,16 @@ LOOK = LOOK_S / 2
 def run(
     silence: Silence, beats_at: list[list[float]], answers_at: list[float], looks: list[float], work: int = 0
 ) -> dict[int, float]:
-    """One round from time 0: rank r beats at beats_at[r] and answers at answers_at[r]; the observer looks at `looks`.
-    Returns when which ranks were given up."""
+    """One round from time 0: rank r beats at beats_at[r], in order, and answers at answers_at[r]; the observer looks at
+    `looks`. Returns when which ranks were given up."""
     given_up: dict[int, float] = {}
     begun = looks[0]
-    silence.begin(begun, {rank: sum(t <= begun for t in times) for rank, times in enumerate(beats_at)}, work)
+    silence.begin(begun, {rank: bisect_right(times, begun) for rank, times in enumerate(beats_at)}, work)
     for now in looks[1:]:
         pending = [rank for rank, at in enumerate(answers_at) if at > now and rank not in given_up]
         if not pending:
             break
-        late = silence.look(now, {rank: sum(t <= now for t in beats_at[rank]) for rank in pending})
+        late = silence.look(now, {rank: bisect_right(beats_at[rank], now) for rank in pending})
         given_up |= dict.fromkeys(late, now)
     silence.end(whole=not given_up)
     return given_up
