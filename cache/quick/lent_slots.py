@@ -109,7 +109,7 @@ class LentSlots:
 
     def _ask(self, home: str) -> None:
         now = time.monotonic()
-        if self._usable and self._routes.memory_of(home) is not None and now >= self._ask_after.get(home, 0.0):
+        if self._usable and self._routes.is_near(home) and now >= self._ask_after.get(home, 0.0):
             self._ask_after[home] = now + ASK_PAUSE_S
             self._routes.borrow(home, partial(self._answered, home))
 

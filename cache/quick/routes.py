@@ -86,6 +86,11 @@ class Routes:
         """See cache.store.same_host.SameHost.known."""
         return self._store.same_host.known(home)
 
+    def is_near(self, home: str) -> bool:
+        """Whether the memory of the home can be mapped here."""
+        path = self._transfer.path_seen(home)
+        return path is not None and path.transport == "shm"
+
     def hold(self, home: str) -> Hold | None:
         """See net.transfer.engine.TransferEngine.hold."""
         return self._transfer.hold(home)

@@ -5,7 +5,8 @@ first takes in what was announced (`settle`). A timer does the same, as long as 
 and readers of the index get them, and the borrowers get other slots.
 
 A borrower keeps its slots until it is lost or leaves. They return when it can write into them no more, with the blocks
-that it announced until then. All loans together take at most LENT_SHARE of the arena.
+that it announced until then. All loans together take at most LENT_SHARE of the arena, and
+LENT_MAX slots.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from net.transfer.engine import TransferEngine
 log = logging.getLogger(__name__)
 
 LENT_SHARE = 1 / 16
+LENT_MAX = 256  # slots: all may be announced at once, and each takes this node about 10 us
 PERIOD_S = 0.001  # between two looks for announcements
 AWAKE_S = 0.2  # without announcements, until this node looks no more on its own
 
@@ -58,7 +60,9 @@ class Lending:
         self._timer: asyncio.TimerHandle | None = None
         self._awake_until = 0.0
         arena = local.arena
-        self._most = 0 if arena is None or local.index_region is None else int(LENT_SHARE * arena.num_slots)
+        self._most = (
+            0 if arena is None or local.index_region is None else min(LENT_MAX, int(LENT_SHARE * arena.num_slots))
+        )
         if self._most and not local.has_quotas:
             self._rows = Loans.new()
             transfer.register(self._rows.region)

@@ -82,8 +82,10 @@ class SameHost:
 
     async def borrow(self, home: str) -> tuple[Region, int] | None:
         """The region of the home's loans (cache/index/loans.py), and the page of this process in it. None if it lends
-        nothing, or not yet. Raises HOME_ERRORS."""
-        if self.view(home) is None:  # which has it mapped soon, if that is possible
+        nothing. Raises HOME_ERRORS."""
+        if self.view(home) is None and (looking := self._looking.get(home)) is not None:
+            await asyncio.shield(looking)
+        if self.known(home) is None:
             return None
         region = await self._transfer.mapped(home, LOANS_REGION)
         page = -1 if region is None else await self._calls.lend(home)
