@@ -28,7 +28,7 @@ from net.transfer.engine import TransferEngine
 
 log = logging.getLogger(__name__)
 
-LENT_SHARE = 1 / 16
+LENT_SHARE = 1 / 8
 LENT_MAX = 256  # slots: all may be announced at once, and each takes this node about 10 us
 PERIOD_S = 0.001  # between two looks for announcements
 AWAKE_S = 0.2  # without announcements, until this node looks no more on its own
@@ -172,10 +172,12 @@ class Lending:
         self._local.reservations.take_back(slot)
 
     def _fill(self, rows: Loans, loan: Loan) -> None:
-        """Lend slots in free rows, an equal part of all to each borrower."""
+        """Lend slots in free rows: a borrower gets half of what the others leave, so that one that is idle keeps no
+        other from borrowing."""
         if rows.mood == CLOSED:
             return
-        most = min(PAGE_ROWS, max(1, self._most // max(1, len(self._loans))), self._most - len(self) + len(loan.slots))
+        left = self._most - len(self) + len(loan.slots)
+        most = min(PAGE_ROWS, -(-left // 2))
         if len(loan.slots) >= most:
             return
         for row in range(PAGE_ROWS):

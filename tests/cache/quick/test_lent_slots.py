@@ -1,9 +1,13 @@
 """Puts into slots that homes of this host lend: nobody is asked, and every question finds the block."""
 
 import asyncio
+import os
 import random
+import signal
+import sys
 import threading
 from ctypes import addressof, c_char
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +26,8 @@ from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
 from net.transfer.tcp.blocking_calls import BlockingCalls
 
-SLOT, SLOTS = 80_000, 96  # six slots of each home are lent
+PROJECT = Path(__file__).parents[3]
+SLOT, SLOTS = 80_000, 96  # the first borrower gets six slots of each home, the next one three
 ROOT = b"r" * 16
 HOMES = ["a", "b"]
 
@@ -234,7 +239,7 @@ async def test_threads_put_and_read_while_the_homes_evict(pool):
     assert await pool.far.store.get_many([key_of(i) for i in here]) == [block_of(i) for i in here]
     for home in pool.homes.values():
         home.local.check_integrity()
-        assert len(home.lending) <= SLOTS / 16
+        assert len(home.lending) <= SLOTS / 8
 
 
 async def test_damage_is_found(pool):
@@ -305,6 +310,33 @@ async def test_slots_of_a_lost_client_return_when_it_cannot_write_any_more(pool)
             await asyncio.sleep(0.01)
     assert home.local.contains(key_of(1)) == "dram", "what it announced until then is here"
     assert await pool.far.store.get(key_of(1)) == block_of(1)
+
+
+async def killed(*ports):
+    """The child process: it borrows from both homes, puts, and is killed the moment its put is done."""
+    node = Node("child", ("shm", "tcp"), False)
+    await node.start([])
+    for name, port in zip(HOMES, ports, strict=True):
+        node.channel.introduce(name, ("127.0.0.1", int(port)))
+    client = Client(node)
+    await client.borrow()
+    done = client.put_now([1, 2, 3])
+    assert done == {1, 2, 3} and client.asked == []
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def test_what_a_killed_process_has_put_stays_and_its_slots_return(pool):
+    ports = [str(home.channel.links.address[1]) for home in pool.homes.values()]
+    code = (
+        "import asyncio, sys; from tests.cache.quick.test_lent_slots import killed; asyncio.run(killed(*sys.argv[1:]))"
+    )
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *ports, cwd=PROJECT)
+    assert await asyncio.wait_for(child.wait(), 60) == -signal.SIGKILL
+    async with asyncio.timeout(20):
+        while any(len(home.lending._loans) > 1 or home.lending._returning for home in pool.homes.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert [pool.homes[home_of(i)].local.contains(key_of(i)) for i in (1, 2, 3)] == ["dram"] * 3
+    assert await pool.far.store.get_many([key_of(i) for i in (1, 2, 3)]) == [block_of(i) for i in (1, 2, 3)]
 
 
 async def test_no_slots_are_lent_where_tenants_have_quotas(pool, monkeypatch):
