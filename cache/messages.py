@@ -28,6 +28,8 @@ UNPIN = "store.unpin"  # end a lease of either kind, even before its grant has a
 READ = "store.read"  # send small blocks, in one message
 WRITE = "store.write"  # store small blocks, in one message
 TAKE = "store.take"  # store these: copy them from the memory of the asker, which is on the home's host
+LEND = "store.lend"  # lend slots to the asker, which is on the home's host (cache/index/loans.py)
+FILLED = "store.filled"  # blocks were announced in lent slots while the home was asleep
 BAD = "store.bad"  # these blocks arrived damaged by READ
 USED = "store.used"  # a process of this host read these without a message (cache/store/same_host.py)
 REMOVE = "store.remove"  # readers no longer find these here
@@ -255,6 +257,13 @@ class TakenThere:
         """This. Raises RemoteError when it is none about `asked` keys."""
         one_each(count_found(self.slots, asked), self.checksums)
         return self
+
+
+@dataclass(slots=True)
+class Lent:
+    """The answer to LEND."""
+
+    page: int  # of LOANS_REGION; -1: the home lends nothing
 
 
 # --- lasting (cache/server/lasting.py), and the rest

@@ -1,6 +1,7 @@
 /* Copies blocks out of memory that others may change, and compares them with their checksum in the same pass. It finds
    the blocks in a SharedIndex (cache/index/shared_index.py). Also copies blocks into memory that others read later, and
-   computes their checksums in that pass. The checksum is XXH3-64: the pass hashes the registers that it stores, while
+   computes their checksums in that pass; with blocks in pieces, into slots that their owner has lent
+   (cache/index/loans.py). The checksum is XXH3-64: the pass hashes the registers that it stores, while
    the next bytes arrive from memory. A copy alone is no faster. The hash is XXH3 as specified, without a seed; the tests
    compare it with the xxhash package. */
 
@@ -123,19 +124,16 @@ static inline AVX2 __attribute__((always_inline)) void chunks(Acc *acc, uint8_t 
     }
 }
 
-/* Copies more than SHORT bytes; returns the XXH3-64 of the copy at `to`. */
-AVX2 uint64_t copy_and_hash(uint8_t *to, const uint8_t *from, size_t nbytes) {
+static inline AVX2 Acc fresh(void) {
     Acc acc = {_mm256_set_epi64x(PRIME64_3, PRIME64_2, PRIME64_1, PRIME32_3),
                _mm256_set_epi64x(PRIME32_1, PRIME64_5, PRIME32_2, PRIME64_4)};
+    return acc;
+}
+
+/* The hash of the `nbytes` at `to`, whose whole chunks except the last are in `acc`. */
+static AVX2 uint64_t finished(Acc acc, const uint8_t *to, size_t nbytes) {
     size_t whole = (nbytes - 1) / CHUNK, rest = nbytes - whole * CHUNK;
-    if (nbytes >= STREAM_MIN && (uintptr_t)to % 32 == 0) {
-        chunks(&acc, to, from, whole, 1);
-        _mm_sfence();
-    } else {
-        chunks(&acc, to, from, whole, 0);
-    }
-    uint8_t *last = to + whole * CHUNK;
-    memcpy(last, from + whole * CHUNK, rest);
+    const uint8_t *last = to + whole * CHUNK;
     for (size_t i = 0; i < (rest - 1) / STRIPE; i++) mix_at(&acc, last + STRIPE * i, SECRET + 8 * i);
     mix_at(&acc, to + nbytes - STRIPE, SECRET + 121);
     uint64_t sums[8], hash = nbytes * PRIME64_1;
@@ -144,6 +142,100 @@ AVX2 uint64_t copy_and_hash(uint8_t *to, const uint8_t *from, size_t nbytes) {
     for (int i = 0; i < 4; i++)
         hash += fold(sums[2 * i] ^ word(SECRET + 11 + 16 * i), sums[2 * i + 1] ^ word(SECRET + 19 + 16 * i));
     return avalanche(hash);
+}
+
+/* Copies more than SHORT bytes; returns the XXH3-64 of the copy at `to`. */
+AVX2 uint64_t copy_and_hash(uint8_t *to, const uint8_t *from, size_t nbytes) {
+    Acc acc = fresh();
+    size_t whole = (nbytes - 1) / CHUNK, rest = nbytes - whole * CHUNK;
+    if (nbytes >= STREAM_MIN && (uintptr_t)to % 32 == 0) {
+        chunks(&acc, to, from, whole, 1);
+        _mm_sfence();
+    } else {
+        chunks(&acc, to, from, whole, 0);
+    }
+    memcpy(to + whole * CHUNK, from + whole * CHUNK, rest);
+    return finished(acc, to, nbytes);
+}
+
+/* A place in bytes that lie in pieces. */
+typedef struct {
+    const uint64_t *addresses, *lengths;
+    const uint8_t *at;
+    size_t left; /* of this piece */
+} Place;
+
+/* The next piece with bytes; there is one. */
+static inline void to_bytes(Place *place) {
+    while (!place->left) {
+        place->at = (const uint8_t *)(uintptr_t)*++place->addresses;
+        place->left = *++place->lengths;
+    }
+}
+
+static void gather(Place *place, uint8_t *to, size_t nbytes) {
+    while (nbytes) {
+        to_bytes(place);
+        size_t count = place->left < nbytes ? place->left : nbytes;
+        memcpy(to, place->at, count);
+        place->at += count;
+        place->left -= count;
+        to += count;
+        nbytes -= count;
+    }
+}
+
+/* The same for `nbytes` in pieces. A chunk that lies in more than one piece is hashed after it was copied. */
+static AVX2 uint64_t gather_and_hash(uint8_t *to, const uint64_t *addresses, const uint64_t *lengths, size_t nbytes) {
+    Acc acc = fresh();
+    Place place = {addresses, lengths, (const uint8_t *)(uintptr_t)*addresses, *lengths};
+    int stream = nbytes >= STREAM_MIN && (uintptr_t)to % 32 == 0;
+    uint8_t *at = to;
+    for (size_t whole = (nbytes - 1) / CHUNK; whole;) {
+        to_bytes(&place);
+        size_t run = place.left / CHUNK;
+        if (run > whole) run = whole;
+        if (run) {
+            chunks(&acc, at, place.at, run, stream);
+            place.at += run * CHUNK;
+            place.left -= run * CHUNK;
+        } else {
+            run = 1;
+            gather(&place, at, CHUNK);
+            chunks(&acc, at, at, 1, 0);
+        }
+        at += run * CHUNK;
+        whole -= run;
+    }
+    gather(&place, at, (size_t)(to + nbytes - at));
+    if (stream) _mm_sfence();
+    return finished(acc, to, nbytes);
+}
+
+/* A row of cache/index/loans.py. */
+typedef struct {
+    uint64_t state; /* FREE, LENT, or the number of the announcement */
+    uint32_t slot, length;
+    uint8_t key[KEY_BYTES];
+    uint64_t checksum;
+} Loan;
+
+/* What all rows share. */
+typedef struct {
+    uint64_t next_number, announced, mood;
+} LoanHead;
+
+/* Copies a block of `nbytes` in pieces, more than SHORT, into the slot `to` that `row` lends, and announces it to the
+   owner. Returns the owner's mood after that. */
+AVX2 uint64_t fill_loan(LoanHead *head, Loan *row, uint8_t *to, const uint64_t *addresses, const uint64_t *lengths,
+                        size_t nbytes, const uint8_t *key) {
+    row->checksum = gather_and_hash(to, addresses, lengths, nbytes);
+    row->length = (uint32_t)nbytes;
+    memcpy(row->key, key, KEY_BYTES);
+    uint64_t number = __atomic_fetch_add(&head->next_number, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&row->state, number, __ATOMIC_SEQ_CST); /* the block is complete: readers follow this word */
+    __atomic_fetch_add(&head->announced, 1, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&head->mood, __ATOMIC_SEQ_CST);
 }
 
 /* keys: 16 bytes each; targets: addresses with room for slot_bytes. lengths[i] becomes the bytes of block i if its copy

@@ -1,4 +1,4 @@
-"""QuickPut: puts of new blocks in the calling thread, with one question to each home."""
+"""QuickPut: puts of new blocks in the calling thread, in lent slots or with one question to each home."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cache.block import BlockKey
 from cache.offer import BlockFacts, Offer
 from cache.pool.policy import OBJECTS
 from cache.protocol import OVER, PRESENT, STORED
+from cache.quick.lent_slots import LentSlots
 from cache.quick.near_question import TakeQuestion, room_for
 from cache.quick.questions import PutQuestion
 from cache.quick.routes import Routes
@@ -41,15 +42,16 @@ class QuickPut:
         self.region = Region.shared("quick-put", CHUNKS * self._chunk_bytes)
         self._chunks = deque(range(0, CHUNKS * self._chunk_bytes, self._chunk_bytes))
         self._rest_until: dict[str, float] = {}
+        self._lent = LentSlots(routes)
 
     def put(self, keys: Sequence[BlockKey], blocks: Sequence[Sequence[memoryview]]) -> dict[int, int]:
         """Each block in pieces of memory that does not change meanwhile. STORED or PRESENT by position for blocks that
         the pool has now, and OVER for those that it refuses because of their tenant's quota. The others may be stored
         later, or not: put them again through the event loop."""
         members = self._routes.members
-        left = self._parts(keys, blocks) if members else {}
-        offer = Offer(divert=members > 1, decide=True, facts=FACTS)
         done: dict[int, int] = {}
+        left = self._parts(keys, blocks, done) if members else {}
+        offer = Offer(divert=members > 1, decide=True, facts=FACTS)
         while left:
             asked = {home: parts.popleft() for home, parts in left.items()}
             with ExitStack() as stack:
@@ -70,8 +72,10 @@ class QuickPut:
             left = {home: parts for home, parts in left.items() if parts}
         return done
 
-    def _parts(self, keys: Sequence[BlockKey], blocks: Sequence[Sequence[memoryview]]) -> dict[str, deque[Part]]:
-        """The questions to each home."""
+    def _parts(
+        self, keys: Sequence[BlockKey], blocks: Sequence[Sequence[memoryview]], done: dict[int, int]
+    ) -> dict[str, deque[Part]]:
+        """The questions to each home; `done` gets the blocks that went into lent slots."""
         groups: dict[str, deque[Part]] = {}
         for position, key in enumerate(keys):
             nbytes = sum(map(len, blocks[position]))
@@ -79,6 +83,9 @@ class QuickPut:
             if route is None:
                 continue
             home, near = route
+            if self._lent.put(home, key, blocks[position], nbytes):
+                done[position] = STORED
+                continue
             parts = groups.setdefault(home, deque())
             if parts and parts[-1].near == near and parts[-1].nbytes + nbytes <= ASK_BYTES:
                 last = parts.pop()
@@ -120,4 +127,5 @@ class QuickPut:
 
     def close(self) -> None:
         """No call may run."""
+        self._lent.close()
         self.region.close()

@@ -22,6 +22,7 @@ from cache.store.store import Store
 from net.loop.tasks import awaited
 from net.transfer.common.memory import Region
 from net.transfer.common.path import Path
+from net.transfer.common.transport import Hold
 from net.transfer.engine import TransferEngine
 from net.transfer.tcp.blocking_calls import BlockingCalls
 
@@ -48,6 +49,7 @@ class Routes:
         self._open_after: dict[str, float] = {}
         self._hits: deque[tuple[str, BlockKey]] = deque()
         self._report_due = False
+        self._borrowing: set[asyncio.Task[Any]] = set()
 
     @property
     def members(self) -> int:
@@ -83,6 +85,15 @@ class Routes:
     def memory_of(self, home: str) -> tuple[BlockRead, IndexView, Region] | None:
         """See cache.store.same_host.SameHost.known."""
         return self._store.same_host.known(home)
+
+    def is_near(self, home: str) -> bool:
+        """Whether the memory of the home can be mapped here."""
+        path = self._transfer.path_seen(home)
+        return path is not None and path.transport == "shm"
+
+    def hold(self, home: str) -> Hold | None:
+        """See net.transfer.engine.TransferEngine.hold."""
+        return self._transfer.hold(home)
 
     def _by_tcp(self, home: str) -> bool:
         path = self._transfer.path_seen(home)
@@ -127,6 +138,27 @@ class Routes:
             by_home.setdefault(home, []).append(key)
         for home, keys in by_home.items():
             self._store.same_host.were_read(home, keys)
+
+    def announced(self, home: str) -> None:
+        """See cache.store.same_host.SameHost.announced."""
+        self._on_loop(partial(self._store.same_host.announced, home))
+
+    def borrow(self, home: str, ended: Callable[[tuple[Region, int] | None], None]) -> None:
+        """Ask the home for lent slots; `ended` gets the answer, on the event loop."""
+        self._on_loop(partial(self._start_borrowing, home, ended))
+
+    def _start_borrowing(self, home: str, ended: Callable[[tuple[Region, int] | None], None]) -> None:
+        task = awaited(self._store.same_host.borrow(home))
+        self._borrowing.add(task)
+        task.add_done_callback(partial(self._borrowed, home, ended))
+
+    def _borrowed(self, home: str, ended: Callable[[Any], None], done: asyncio.Task[tuple[Region, int] | None]) -> None:
+        self._borrowing.discard(done)
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            log.debug("%s lends nothing: %r", home, error)
+        ended(None if error is not None else done.result())
 
     def _on_loop(self, work: Callable[[], Any]) -> None:
         self._loop.call_soon_threadsafe(work)

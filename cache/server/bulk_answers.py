@@ -39,6 +39,7 @@ class BulkShare:
     # --- get
 
     def _get(self, peer: str, body: dict[str, Any]) -> Answer | Coroutine[Any, Any, Answer]:
+        self._share.settle()
         asked = decode(Get, body)
         keys = split_keys(asked.keys)
         pins = self._local.pinning.pin_now(keys)
@@ -86,6 +87,7 @@ class BulkShare:
         if arena is not None and max(lengths, default=0) > size:
             raise RemoteError(f"blocks of {max(lengths)} bytes, the slots have {size}", "layout")
         put.offer.check(len(keys))
+        self._share.settle()
         slots = self._share.room_now(keys, put.offer)
         return Arriving(self._local, self._share, keys, lengths, slots, put.offer, put.checksums)
 

@@ -7,6 +7,8 @@ FLUSH    the answer comes when all blocks committed so far are synced on SSD
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cache.messages import DURABLE, FLUSH, KEEP, Keep, KeptThere, MadeDurable, MakeDurable
 from cache.protocol import ABSENT, KEPT, PINS_FULL, Deadlines, split_keys
 from cache.ssd import SsdError
@@ -19,9 +21,10 @@ ANSWER_SHARE = 0.8  # of a deadline, so that an answer with the reason arrives i
 
 
 class Lasting:
-    """Answers for `local`."""
+    """Answers for `local`. `settle()`: announced blocks are here now (cache/server/lending.py)."""
 
-    def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines) -> None:
+    def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines, settle: Callable[[], None]) -> None:
+        self._settle = settle
         self._local = local
         self._deadlines = deadlines
         channel.handle(DURABLE, typed(MakeDurable, self._durable))
@@ -29,6 +32,7 @@ class Lasting:
         channel.handle(FLUSH, typed(Nothing, self._flush))
 
     async def _durable(self, peer: str, body: MakeDurable, data: memoryview) -> MadeDurable:
+        self._settle()
         keys = split_keys(data)
         wait_s = min(body.wait_s, self._deadlines.durable_s)
         durable = await self._local.make_durable(keys, ANSWER_SHARE * wait_s)
@@ -42,6 +46,7 @@ class Lasting:
         return self._local.trouble or "the SSD tier has not taken it in time, or it was removed meanwhile"
 
     async def _keep(self, peer: str, body: Keep, data: memoryview) -> KeptThere:
+        self._settle()
         keys = split_keys(data)
         if not body.keep:
             return KeptThere(given_up=self._local.give_up(keys))
@@ -49,6 +54,7 @@ class Lasting:
         return KeptThere([answers[kept] for kept in self._local.keep(keys)])
 
     async def _flush(self, peer: str, body: Nothing, data: memoryview) -> None:
+        self._settle()
         try:
             await self._local.flush(ANSWER_SHARE * self._deadlines.flush_s)
         except SsdError as error:

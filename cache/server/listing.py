@@ -20,22 +20,30 @@ OUTSET_MAX_BYTES = 4 << 10
 
 
 class Listing:
-    """Answers for `local`. `pins` holds blocks in DRAM, like StoreServer.pins."""
+    """Answers for `local`. `pins` holds blocks in DRAM, like StoreServer.pins. `settle()`: announced blocks are
+    here now (cache/server/lending.py)."""
 
     def __init__(
-        self, channel: Channel, local: LocalStore, pins: Callable[[list[BlockKey], bool], Awaitable[list[Pin | None]]]
+        self,
+        channel: Channel,
+        local: LocalStore,
+        pins: Callable[[list[BlockKey], bool], Awaitable[list[Pin | None]]],
+        settle: Callable[[], None],
     ) -> None:
+        self._settle = settle
         self._local = local
         self._pins = pins
         channel.handle(LIST, typed(ListKeys, self._list))
         channel.handle(OUTSETS, typed(ReadOutsets, self._outsets))
 
     async def _list(self, peer: str, body: ListKeys, data: memoryview) -> tuple[Listed, list[Buffer]]:
+        self._settle()
         here = self._local.keys()
         keys = sorted(key for key in here if key.startswith(body.prefix) and key > body.after)
         return Listed(len(keys) > LISTED_MAX), [join_keys(keys[:LISTED_MAX])]
 
     async def _outsets(self, peer: str, body: ReadOutsets, data: memoryview) -> tuple[Outsets, list[Buffer]]:
+        self._settle()
         keys = split_keys(data)
         if len(keys) > OUTSETS_MAX or not 0 < body.nbytes <= OUTSET_MAX_BYTES:
             raise BodyError(f"{body.nbytes} bytes of {len(keys)} blocks")

@@ -16,7 +16,7 @@ transfer engine reads or writes them. A lease, numbered by the peer, grants acce
     UNEVEN   keys that other homes may lack: offer them the copies of this node
 
 Their bodies are in cache/messages.py. cache/server/lasting.py answers DURABLE, KEEP and FLUSH, cache/server/taking.py
-TAKE.
+TAKE, cache/server/lending.py LEND.
 
 A home without room redirects writers to the next member of the ranking (bounded load) and remembers the keys, so that
 it can redirect readers too. `hints` lists blocks that are here in place of another home until that home has them.
@@ -25,7 +25,8 @@ it can redirect readers too. `hints` lists blocks that are here in place of anot
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from cache import messages
 from cache.arena import Buffer
@@ -40,6 +41,7 @@ from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
 from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
+from cache.server.lending import Lending
 from cache.server.listing import Listing
 from cache.sessions.parked import PARKED_AT_ONCE, ParkedBlocks
 from cache.sites.copies import ExpiringCopies
@@ -56,6 +58,9 @@ log = logging.getLogger(__name__)
 
 PASSED_ON_MAX = 1 << 16  # keys
 PASSED_ON_S = 600.0
+
+Handler = Callable[[str, dict[str, Any], memoryview], Awaitable[Any]]
+"""Of Channel.handle."""
 
 
 class StoreServer:
@@ -75,6 +80,8 @@ class StoreServer:
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
+        self.lending = Lending(channel, transfer, local, self._entered)
+        self.settle = self.lending.settle
         for kind, handler in (
             (messages.HAS, typed(messages.Has, self._has)),
             (messages.PIN, typed(messages.Pin, self._pin)),
@@ -89,9 +96,24 @@ class StoreServer:
             (messages.PARK, typed(messages.Park, self._park)),
             (messages.UNEVEN, typed(Nothing, self._uneven)),
         ):
-            channel.handle(kind, handler)
-        Lasting(channel, local, deadlines)
-        Listing(channel, local, self.pins)
+            channel.handle(kind, self._after_announced(handler))
+        Lasting(channel, local, deadlines, self.settle)
+        Listing(channel, local, self.pins, self.settle)
+
+    def _after_announced(self, handler: Handler) -> Handler:
+        """Before it answers, blocks that processes of this host have announced are here."""
+
+        def handle(peer: str, body: dict[str, Any], data: memoryview) -> Awaitable[Any]:
+            self.settle()
+            return handler(peer, body, data)
+
+        return handle
+
+    def _entered(self, key: BlockKey) -> None:
+        """A process of this host has added a named value."""
+        self._granting.stored(key, repair=False)
+        self._passed_on.discard(key)
+        self.copies.own([key])
 
     # --- messages
 
@@ -317,7 +339,7 @@ class StoreServer:
 
     def stats(self) -> dict[str, int]:
         """Open leases, leases that ended by their deadline, blocks kept for other homes, and copies whose content
-        differed from this home's."""
+        differed from this home's, and slots that processes of this host may fill."""
         return {
             "leases": len(self._leases),
             "leases_expired": self._leases.expired,
@@ -325,8 +347,10 @@ class StoreServer:
             "hot": len(self.hot),
             "parked": len(self.parked),
             "uneven": self.uneven.seen,
+            "lent": len(self.lending),
         }
 
     async def close(self) -> None:
         """Release everything. Close the channel and the transfer engine first, so that no peer writes here."""
+        await self.lending.close()
         await self._leases.close()

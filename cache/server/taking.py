@@ -108,6 +108,7 @@ class Taking:
 
     def _job(self, peer: str, take: Take) -> Job | None:
         """Checks the question. None if its memory is not mapped here (yet). Raises BodyError, RemoteError."""
+        self._share.settle()
         keys, arena = split_keys(take.keys), self._local.arena
         lengths = take.lengths or [take.slot_bytes] * len(keys)
         if len(take.offsets) != len(keys) or len(lengths) != len(keys):

@@ -242,6 +242,16 @@ class Calls:
             answer, _ = await self._exchange(home, messages.TAKE, body, (), self._deadlines.control_s)
         return answered(TakenThere, answer).check(count)
 
+    async def lend(self, home: str) -> int:
+        """Ask a home on this host to lend slots; returns the page of its loans, -1 if it lends none."""
+        answer, _ = await self._exchange(home, messages.LEND, NOTHING, (), self._deadlines.control_s)
+        return answered(messages.Lent, answer).page
+
+    def filled(self, home: str) -> None:
+        """Tell the home to look for blocks in its lent slots."""
+        with suppress(ConnectionError):
+            self._channel.post(home, messages.FILLED, {})
+
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> int:
         """Tell the home that all reserved blocks are written; returns their number."""
         body = messages.Commit(ticket.number, checksums, lengths)

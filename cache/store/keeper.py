@@ -77,6 +77,7 @@ class Keeper:
     async def leave(self, timeout_s: float) -> None:
         """Before this node leaves: move blocks to the nodes that become their homes, as far as the time allows."""
         await self.close()
+        self._share.lending.end()
         after = {name: weight for name, weight in self._members().items() if name != self._me}
         if not after:
             return

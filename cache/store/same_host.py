@@ -17,6 +17,7 @@ from cache.block import BlockKey
 from cache.checked_copy import CheckedCopier, Copy
 from cache.copy_threads import CopyThreads
 from cache.index.block_read import BlockRead
+from cache.index.loans import LOANS_REGION, PAGES
 from cache.index.shared_index import INDEX_REGION, IndexView, Row
 from cache.store.calls import HOME_ERRORS, Calls
 from cache.store.job import StoreCall
@@ -78,6 +79,21 @@ class SameHost:
         if view.blocks is None or view.arena is None or view.arena.closed:
             return None
         return code, view.blocks, view.arena
+
+    async def borrow(self, home: str) -> tuple[Region, int] | None:
+        """The region of the home's loans (cache/index/loans.py), and the page of this process in it. None if it lends
+        nothing. Raises HOME_ERRORS."""
+        if self.view(home) is None and (looking := self._looking.get(home)) is not None:
+            await asyncio.shield(looking)
+        if self.known(home) is None:
+            return None
+        region = await self._transfer.mapped(home, LOANS_REGION)
+        page = -1 if region is None else await self._calls.lend(home)
+        return None if region is None or not 0 <= page < PAGES else (region, page)
+
+    def announced(self, home: str) -> None:
+        """Blocks in its lent slots: it looks for them only after this."""
+        self._calls.filled(home)
 
     def were_read(self, home: str, keys: Sequence[BlockKey]) -> None:
         """These were read without this object."""

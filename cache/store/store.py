@@ -376,6 +376,7 @@ class Store:
         """Counters of this node's use of the pool; its own share under `share`, `tiers` and `tenants`."""
         own: dict[str, Any] = dict(self._accounts.counts)
         if self._share is not None and self.local is not None:
+            self._share.settle()
             own |= {"share": self._share.stats(), "tiers": self.local.stats(), "tenants": self.local.tenants()}
         if self._keeper is not None:
             own["repair"] = self._keeper.stats()

@@ -145,6 +145,11 @@ class LocalStore:
         return above + [key for key in self.ssd.all_keys() if key not in known]
 
     @property
+    def has_quotas(self) -> bool:
+        """Whether tenants may have only so much here (--tenants)."""
+        return self._usage is not None
+
+    @property
     def index_region(self) -> Region | None:
         """The index in which readers on this host find blocks (cache/store/same_host.py); register it with the
         arena."""

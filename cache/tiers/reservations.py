@@ -47,6 +47,7 @@ class Reservations:
         self._usage = usage
         self._reserved: dict[int, tuple[BlockKey, Facts, bool, bool]] = {}  # with `keep` and `over` of `reserve`
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
+        self._lent: set[int] = set()
         self._ended: asyncio.Event | None = None  # set when the next reservation ends, if somebody waits for that
 
     def __len__(self) -> int:
@@ -93,7 +94,7 @@ class Reservations:
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool:
         """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
         Returns whether to keep it: `keep` of the reservation, or whether the replaced block was kept. Raises ValueError
-        without a reservation or for an impossible length."""
+        without a reservation or for an impossible length. A block that was lent and filled meanwhile stays."""
         reserved, facts, keep, over = self._reserved.get(slot, (None, PLAIN, False, False))
         if reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
@@ -102,6 +103,9 @@ class Reservations:
             raise ValueError(f"a block of {length} bytes does not fit a slot of {self._slots.slot_bytes}")
         if over:
             keep = self._displace(key) or keep
+        elif self._tier_of(key) is not None:
+            self.abandon(slot)
+            return False
         self._enter(key, slot, block_checksum, length, facts)
         self.abandon(slot)
         return keep
@@ -112,6 +116,34 @@ class Reservations:
         if key in self._incoming or self._tier_of(key) is not None:
             return False
         self._enter(key, slot, block_checksum, self._slots.slot_bytes, facts)
+        return True
+
+    # --- lent slots (cache/server/lending.py)
+
+    def lend(self) -> int:
+        """A slot for a named value that is not known yet, until `take_back`. Raises NoSpace."""
+        try:
+            slot = self._pool.allocate_for(OBJECTS)
+        except OutOfBlocks as error:
+            raise NoSpace(str(error)) from None
+        self._lent.add(slot)
+        return slot
+
+    def take_back(self, slot: int) -> None:
+        """The slot is lent no more. Raises KeyError if it was not."""
+        self._lent.remove(slot)
+        self._pool.release([slot])
+
+    def enter_lent(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int) -> bool:
+        """A lent slot has the block of `key`, `nbytes` long: readers find it from now on. Returns False if the block is
+        here. Its put is done, so it comes before one that still arrives. Raises ValueError for an impossible length or
+        a slot that is not lent."""
+        if slot not in self._lent or not 0 < nbytes <= self._slots.slot_bytes:
+            raise ValueError(f"slot {slot} is not lent for a block of {nbytes} bytes")
+        self._admission.wanted(key)
+        if self._tier_of(key) is not None:
+            return False
+        self._enter(key, slot, block_checksum, nbytes, OBJECTS)
         return True
 
     def _enter(self, key: BlockKey, slot: int, block_checksum: int, length: int, facts: Facts) -> None:

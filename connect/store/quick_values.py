@@ -44,7 +44,7 @@ class QuickValues:
             if name and value.nbytes and len(packed) + value.nbytes <= self._block_bytes:
                 positions.append(position)
                 keys.append(self._space.key(name))
-                blocks.append([memoryview(packed), *value.views()])
+                blocks.append([memoryview(bytearray(packed)), *value.views()])
         ends = self._put.put(keys, blocks)
         return {positions[at]: codes.QUOTA if end == OVER else codes.OK for at, end in ends.items()}
 

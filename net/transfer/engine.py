@@ -38,6 +38,7 @@ from net.transfer.common.transport import (
     URGENT,
     Atomics,
     Carded,
+    Hold,
     Mapped,
     Op,
     Pinning,
@@ -221,6 +222,13 @@ class TransferEngine:
             return self._region(remote)
         mapping = self._mapping.get(path.transport)
         return None if mapping is None else await mapping.mapped(peer_id, remote)
+
+    def hold(self, peer_id: str) -> Hold | None:
+        """Before a thread writes into a region of the peer that is `mapped`: until its release, the peer's fence waits.
+        None if the memory of the peer is not mapped now. Any thread may call."""
+        path = self.path_seen(peer_id)
+        mapping = None if path is None else self._mapping.get(path.transport)
+        return None if mapping is None else mapping.hold(peer_id)
 
     def epoch_of(self, peer_id: str) -> str:
         """The `epoch` that `peer_id` passes to its WRITEs into memory of this node. A peer that does not know yet that

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -106,6 +106,24 @@ class Pinning(Protocol):
         """Do it now, and not at the first transfer. Raises Unusable with the reason."""
 
 
+class Hold:
+    """A thread without an event loop writes into mapped memory of a peer: until `release`, the peer's fence waits."""
+
+    __slots__ = ("_has_news", "_released")
+
+    def __init__(self, released: Callable[[Hold], None], has_news: Callable[[], bool]) -> None:
+        self._released = released
+        self._has_news = has_news
+
+    def has_news(self) -> bool:
+        """Whether something has arrived from the peer that its event loop has not seen yet: perhaps its end."""
+        return self._has_news()
+
+    def release(self) -> None:
+        """Once, by any thread."""
+        self._released(self)
+
+
 @runtime_checkable
 class Mapped(Protocol):
     """A transport that maps the memory of its peers into this process."""
@@ -113,5 +131,9 @@ class Mapped(Protocol):
     def maps(self, peer_id: str) -> bool:
         """`is_open` as the event loop last saw it, without a look for notices of the peer. Any thread may ask."""
 
+    def hold(self, peer_id: str) -> Hold | None:
+        """Take this before writing into memory of the peer that is mapped; None if the peer is gone. Any thread may
+        call."""
+
     async def mapped(self, peer_id: str, remote: str) -> Region:
-        """The peer's region, for reading. Raises TransferError, PeerLost."""
+        """The peer's region, for reading; for writing only with a `hold`. Raises TransferError, PeerLost."""

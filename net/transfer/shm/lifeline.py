@@ -66,6 +66,15 @@ class Lifeline:
                 return
             self._handle(data, descriptors[0] if descriptors else None)
 
+    def has_news(self) -> bool:
+        """Whether `poll` would find something, or nothing can arrive any more. Any thread may ask."""
+        news = select.poll()
+        try:
+            news.register(self._sock, select.POLLIN)
+        except (OSError, ValueError):  # closed
+            return True
+        return self.ended or bool(news.poll(0))
+
     def hang_up(self) -> None:
         """Tell the other side to stop and close; `on_end` follows."""
         with suppress(OSError):
