@@ -35,7 +35,7 @@ __all__ = ["Row", "Runner", "StepTime"]
 
 QUEUED = 4
 """Halves of layers (attention, and the rest) of a part of a long prompt that a device has yet to compute when the host
-queues the next one: the device always has work, and the part ends at most so many halves later than wanted."""
+queues the next one: the device always has work, and the part ends at most as many halves later than wanted."""
 
 
 @dataclass(slots=True)
