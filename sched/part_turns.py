@@ -1,15 +1,16 @@
 """Turns of a node that computes a part of a long prompt, or prompts of class batch, and others as well. Pure.
 
-A step has one end, and a part fills steps of its own. So while other prompts come,
+A step has one end, and a part fills steps of its own. So
 
-- a step of a part is a *slice* of SLICE_S: a prompt that comes meanwhile waits for that, not for a whole chunk;
+- a step of a part ends at the next border when another prompt comes: behind a layer, or behind its attention. The
+  prompt does not wait for a chunk; the chunk keeps its tokens, and goes on there later (engine/step/apart.py);
 - other prompts go first, until the part is *owed* as many seconds as they took while it waited. So a prompt that comes
-  now and then waits for one slice, and a queue of them leaves the part half of the time.
+  now and then waits for the next border, and a queue of them leaves the part half of the time.
 
-A slice costs the part the fixed time of one more step. Without other prompts, chunks stay whole.
+Without other prompts, a part loses nothing.
 
 Prompts of class batch are in the same steps as others, and the order of the queue decides who goes first. But while
-prompts of higher classes come, those of class batch get no more of a step than a slice.
+prompts of higher classes come, those of class batch get no more of a step than SLICE_S.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ class PartTurns:
 
     def __init__(self) -> None:
         self._owed_s = 0.0
-        self._others_at = -inf  # when another prompt was last here
         self._higher_at = -inf  # when a prompt of a class above batch was last here
         self._began, self._part_runs, self._part_waits = 0.0, False, False
 
@@ -40,19 +40,20 @@ class PartTurns:
         """Whether a part goes before other prompts that could run as well."""
         return self._owed_s > 0
 
-    def most_s(self, now: float) -> float:
-        """The longest time for the next step of a part."""
-        return SLICE_S if now - self._others_at < RECENT_S else inf
+    def lets_in_at(self, higher: bool, was_here: bool) -> float:
+        """When the part of the running step has to let a prompt in. higher: of a higher class than the part. was_here:
+        when the step began, so if it goes first, it could not run then. Nothing tells when blocks become free for it,
+        so another look follows after SLICE_S."""
+        at = self._began if higher else self._began + self._owed_s
+        return self._began + SLICE_S if was_here and at == self._began else at
 
     def batch_s(self, now: float) -> float:
         """The longest time for prompts of class batch in the next step."""
         return SLICE_S if now - self._higher_at < RECENT_S else inf
 
-    def seen(self, now: float, higher: bool = False) -> None:
-        """Another prompt is here. higher: of a class above batch."""
-        self._others_at = now
-        if higher:
-            self._higher_at = now
+    def seen_higher(self, now: float) -> None:
+        """A prompt of a class above batch is here."""
+        self._higher_at = now
 
     def begin(self, now: float, part_runs: bool, part_waits: bool) -> None:
         """A step begins: with a part, or while one waits that could run."""

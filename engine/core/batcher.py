@@ -279,6 +279,10 @@ class Batcher:
         self._in_step = {row.request.request_id: row.request for row in rows}
         return Step(rows) if rows else None
 
+    def part_ends_at(self) -> float:
+        """When the part of a long prompt in the last step has to let others in; see StepPlanner.part_ends_at."""
+        return self._planner.part_ends_at()
+
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
         one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
@@ -294,11 +298,12 @@ class Batcher:
             if request.finished:  # aborted while the step ran; its blocks were kept until now
                 self.blocks.release(request)
                 continue
-            if request.cold is not None:
+            if (apart := request.apart) is not None:
                 if not row.ends:
-                    request.cold.passed(row.num_tokens, row.layers.stop if row.layers is not None else 0)
+                    assert row.layers is not None
+                    apart.passed(row.num_tokens, row.layers.stop)
                     continue
-                request.cold.passed(0, 0)
+                apart.passed(0, 0)
             reason, kept = self._append(request, sampled or ()) if row.samples else (None, 0)
             written = row.start + row.num_tokens
             request.num_computed = min(written, request.num_tokens - 1) if row.samples else written

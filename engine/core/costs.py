@@ -65,12 +65,14 @@ class StepCosts:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
-        the cost of drafts. A stage of a long prompt takes its share of the layers; a step with one and decodes teaches
-        nothing. The caller leaves out steps that waited for other nodes, or read cold blocks."""
+        the cost of drafts. A stage of a long prompt takes its share of the layers; the steps in which a chunk
+        passes them count as one, and the last of them teaches nothing if it has decodes. The caller leaves out steps
+        that waited for other nodes, or read cold blocks."""
         self._bound()
         if step.has_parts:
-            if not any(row.decodes for row in step.rows):
-                self.prefill.regression.observe(_of_parts(step), seconds)
+            if all(row.ends and not row.decodes for row in step.rows):
+                spent_s = sum(row.spent_s for row in step.rows)
+                self.prefill.regression.observe(_of_parts(step), spent_s + seconds)
             return
         chunks = [(row.num_tokens, row.start) for row in step.rows if not row.decodes]
         contexts = [row.start + 1 for row in step.rows if row.decodes]
@@ -182,7 +184,12 @@ class StepCosts:
             return 0.0, 0.0, 0.0
         chunks, tokens, pairs = prefill_features(left, done, chunks=-(-left // chunk_tokens))
         share = 1.0 if request.part is None else request.part.load
-        return chunks, tokens * share, pairs * share
+        tokens, pairs = tokens * share, pairs * share
+        if (apart := request.apart) is not None and apart.pending:  # its next tokens have passed some layers
+            _, less, fewer = prefill_features(apart.pending, done)
+            passed = len(range(apart.span.start, apart.layer)) / apart.model_layers
+            tokens, pairs = max(0.0, tokens - less * passed), max(0.0, pairs - fewer * passed)
+        return chunks, tokens, pairs
 
 
 def _drafts(rows: Sequence[ScheduledRow]) -> list[int]:

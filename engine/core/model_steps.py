@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from cache.ssd import SsdError
 from engine.core.held_weights import HeldWeights
 from engine.core.kv_transfer import KvTransfer
 from engine.core.layered_load import Arriving, LayerGate
+from engine.model.decoder import Between
 from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
@@ -25,7 +27,7 @@ from engine.step.cold import PartLate
 from engine.step.exchange import Exchange, ExchangeEnded
 from engine.step.hidden import HiddenQueue
 from engine.step.layer_blocks import read_layer, write_layer
-from engine.step.part import Stage
+from engine.step.part import Part, Stage, Stripes
 from engine.step.request import Request
 from engine.step.rows import row_of
 from engine.step.runner import Runner
@@ -56,6 +58,8 @@ class ModelSteps:
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self.unread: dict[int, Exception] = {}  # of the last step's rows whose cold blocks could not be read: why
         self.late: dict[int, PartLate] = {}  # of the last step's rows for which another node has not answered yet
+        self.ended: dict[int, int] = {}  # of the last step's parts that have not passed all layers: which they are in
+        self._part_ends_at = inf  # monotonic seconds
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -69,6 +73,17 @@ class ModelSteps:
             return 0.0
         return self._draft.step_seconds * max((row.num_drafts for row in step.rows), default=0)
 
+    def part_ends_at(self, at: float) -> None:
+        """The part of the running step, or of the next one, ends behind the layer or the attention that it is in at
+        `at`, in monotonic seconds. On the event loop."""
+        self._part_ends_at = at
+        for one in self.inputs.values():
+            if isinstance(one, Exchange):
+                one.look_again()
+
+    def _part_left_s(self) -> float:
+        return self._part_ends_at - time.monotonic()
+
     def kept(self, place: int, request: Request, right: int) -> None:
         """Of a row of the last step, the first `right` draft tokens were accepted. On the event loop."""
         if isinstance(self._draft, LayerDrafts) and place in self._ahead:
@@ -80,12 +95,11 @@ class ModelSteps:
         change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
-        self.losses, self.passed, self.unread, self.late, self._ahead = {}, {}, {}, {}, {}
+        self.losses, self.passed, self.unread, self.late, self.ended, self._ahead = {}, {}, {}, {}, {}, {}
         for place, row in enumerate(step.rows):
-            if isinstance(part := row.request.part, Stage):
-                sampled[place] = self._run_stage(place, row, part, loop)
-            elif part is not None:
-                sampled[place], waited = self._run_stripe(row, loop), True
+            if (part := row.request.part) is not None:
+                sampled[place] = self._run_part(place, row, part, loop)
+                waited = waited or isinstance(part, Stripes)
             elif (cold := row.request.cold) is not None:
                 runner = self._weights.runner(row.request.weights)
                 assert row.layers is not None, "the batcher has chosen them"
@@ -132,57 +146,85 @@ class ModelSteps:
         self.ran, self.unusual = (begin, time.monotonic()), waited or len(passes) > 1
         return [sampled[place] for place in range(len(step.rows))]
 
-    def _leaving(self, row: ScheduledRow) -> Transfers:
-        """What goes to the decode node, of a row with a part."""
-        request, end = row.request, row.start + row.num_tokens
-        transfer = self._transfers.get(request.request_id)
-        return [] if transfer is None else [(transfer, list(request.block_ids), row.start, end, ())]
-
-    def _run_stage(self, place: int, row: ScheduledRow, part: Stage, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
-        request, leaves = row.request, self._leaving(row)
-
-        def on_layer(layer: int) -> None:
-            loop.call_soon_threadsafe(_layer_done, leaves, layer)
-
-        hidden = None
-        if not part.first:
-            arrived = self.inputs.get(request.request_id)
-            if not isinstance(arrived, HiddenQueue):
-                return []  # the request ended after this step was chosen
-            hidden = arrived.take(row.start, row.num_tokens)
-        runner, layers = self._weights.runner(request.weights), range(part.begin, part.end)
-        passed, chosen = runner.step_part(
-            row_of(row, self._eos_token_ids), layers, hidden, on_layer if leaves else None
-        )
-        if passed is not None:
-            self.passed[place] = passed
+    def _run_part(self, place: int, row: ScheduledRow, part: Part, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
+        """Some or all layers of a part: those of the row, or fewer if it has to end (`part_ends_at`)."""
+        request, entering = row.request, part.hidden
+        arrived, on_layer = self.inputs.get(request.request_id), self._leaving(row, loop)
+        if isinstance(part, Stripes) and isinstance(arrived, Exchange):
+            goes_on, on_layer = self._through(arrived, row, loop, on_layer)
+        elif isinstance(part, Stage) and (part.first or isinstance(arrived, HiddenQueue)):
+            goes_on = self._goes_on(row)
+            if entering is None and isinstance(arrived, HiddenQueue):
+                entering = arrived.take(row.start, row.num_tokens)
+        else:
+            return []  # the request ended after this step was chosen
+        runner, began = self._weights.runner(request.weights), time.perf_counter()
+        try:
+            found, chosen = runner.step_part(
+                row_of(row, self._eos_token_ids), part.layers_left, entering, on_layer, goes_on
+            )
+        except ExchangeEnded:
+            return []  # and so has the request
+        part.spent(time.perf_counter() - began, found if isinstance(found, Between) else None)
+        if isinstance(found, Between):
+            self.ended[place] = found.layer
+        elif found is not None:
+            self.passed[place] = found
         return chosen
 
-    def _run_stripe(self, row: ScheduledRow, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
-        """All layers of some tokens. Before the attention of a layer, the KV that other nodes have computed in it goes
-        into the pool; after it, the new KV goes to them."""
-        request, leaves = row.request, self._leaving(row)
-        exchange, runner = self.inputs.get(request.request_id), self._weights.runner(request.weights)
-        if not isinstance(exchange, Exchange):
-            return []  # the request ended after this step was chosen
-        pool, size, block_ids = runner.kv_pool, runner.block_size, list(request.block_ids)
-        end = row.start + row.num_tokens
-        own = block_ids[row.start // size : -(-end // size)]
-
-        def before_layer(layer: int) -> None:
-            for start, blocks in exchange.take(layer, row.start):
-                write_layer(pool, layer, block_ids[start // size :][: len(blocks)], blocks)
+    def _leaving(self, row: ScheduledRow, loop: asyncio.AbstractEventLoop) -> Callable[[int], None] | None:
+        """Sends each layer of a row with a part to the decode node."""
+        request, end = row.request, row.start + row.num_tokens
+        transfer = self._transfers.get(request.request_id)
+        if transfer is None:
+            return None
+        leaves: Transfers = [(transfer, list(request.block_ids), row.start, end, ())]
 
         def on_layer(layer: int) -> None:
             loop.call_soon_threadsafe(_layer_done, leaves, layer)
+
+        return on_layer
+
+    def _goes_on(self, row: ScheduledRow) -> Callable[[int], bool]:
+        """Whether the part of a row enters a layer, or goes on behind the layer's attention: in any case at the first
+        time, so that every step computes something."""
+        layers, asked = row.layers, 0
+        assert layers is not None, "the batcher has chosen them"
+
+        def goes_on(layer: int) -> bool:
+            nonlocal asked
+            asked += 1
+            return layer in layers and (asked == 1 or (self._part_left_s() > 0 and not row.request.finished))
+
+        return goes_on
+
+    def _through(
+        self,
+        exchange: Exchange,
+        row: ScheduledRow,
+        loop: asyncio.AbstractEventLoop,
+        leaves: Callable[[int], None] | None,
+    ) -> tuple[Callable[[int], bool], Callable[[int], None]]:
+        """(goes_on, on_layer) for all layers of some tokens. Before the attention of a layer, the KV that other nodes
+        have computed in it goes into the pool; after it, the new KV goes to them and `leaves`."""
+        request, runner = row.request, self._weights.runner(row.request.weights)
+        pool, size, block_ids = runner.kv_pool, runner.block_size, list(request.block_ids)
+        end, enters = row.start + row.num_tokens, self._goes_on(row)
+        own = block_ids[row.start // size : -(-end // size)]
+
+        def goes_on(layer: int) -> bool:
+            arrived = exchange.take(layer, row.start, self._part_left_s) if enters(layer) else None
+            for start, blocks in arrived or ():
+                write_layer(pool, layer, block_ids[start // size :][: len(blocks)], blocks)
+            return arrived is not None
+
+        def on_layer(layer: int) -> None:
+            if leaves is not None:
+                leaves(layer)
             blocks = read_layer(pool, layer, own) if exchange.needed_behind(end) else None
             loop.call_soon_threadsafe(exchange.give, layer, row, blocks)
 
-        try:
-            (chosen,) = runner.step([row_of(row, self._eos_token_ids)], on_layer, before_layer)
-        except ExchangeEnded:
-            return []  # and so has the request
-        return chosen
+        return goes_on, on_layer
 
 
 def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:

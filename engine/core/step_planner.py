@@ -7,7 +7,7 @@ prompts get it. A row is chosen only if its request has a seat and blocks for it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, inf
+from math import inf
 
 from engine.core.cold_turns import ColdTurns
 from engine.core.seats import Seats
@@ -39,6 +39,8 @@ class StepPlanner:
         self._most_tokens, self._cold = most_tokens, cold
         self._part_turns = PartTurns()
         self._part_waits = False  # a part could run, and other prompts go first
+        self._part: Request | None = None  # of the last rows
+        self._others: set[Request] = set()  # that waited when a part was chosen
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """Decodes first; empty if nothing can run. in_turn: a request that lacks seats or blocks keeps later requests
@@ -57,12 +59,28 @@ class StepPlanner:
             self._speculator.plan(rows, left, self._blocks)
         if self._cold.present:
             self._cold.cut(rows)
-        self._part_turns.begin(now, any(row.request.part is not None for row in rows), self._part_waits)
+        self._part = next((row.request for row in rows if row.request.part is not None), None)
+        self._others = set(self._waiting_others()) if self._part is not None else set()
+        self._part_turns.begin(now, self._part is not None, self._part_waits)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def ended(self, now: float) -> None:
         """The step of the last `rows` has ended."""
         self._part_turns.end(now)
+
+    def part_ends_at(self) -> float:
+        """When the part of the last `rows` has to let other prompts in, on the clock of `now`; inf = nobody waits.
+        Those that come during the step count too."""
+        if (part := self._part) is None:
+            return inf
+        behind = RANK[part.service_class]
+        ranked = [(RANK[other.service_class], other in self._others) for other in self._waiting_others()]
+        found = [self._part_turns.lets_in_at(rank < behind, was_here) for rank, was_here in ranked if rank <= behind]
+        return min(found, default=inf)
+
+    def _waiting_others(self) -> list[Request]:
+        """Prompts and hand-overs that wait while a part is in a step, without those that take their own turns."""
+        return [r for r in (*self._seats.prompts(), *self._seats.ready()) if not r.apart]
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
@@ -99,7 +117,7 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once. Prompts of class batch fill a step up to their
-        slice (sched/part_turns.py) and no more; that of the others does not end there."""
+        slice (sched/part_turns.py) and no more; that of the others does not end there. A step has one part at most."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
@@ -123,7 +141,7 @@ class StepPlanner:
                 blocked = self._order.order(now, [request, first])[0] is first
             if waits and blocked:
                 continue
-            if waits and rows and request.cold is None and not self._fits(request, int(most / request.share)):
+            if waits and rows and request.cold is None and not self._fits(request, most):
                 budget = 0 if most == budget else budget  # not the blocks of a row of this step, and then no tokens
                 continue
             if waits and not self._seats.may_start(now, request):
@@ -133,11 +151,13 @@ class StepPlanner:
                 request, waits = ahead, False
             if request.request_id in taken:
                 continue
-            share = request.share  # the budget bounds time: fewer layers, more tokens
-            if request.cold is not None:  # a few layers at a time instead: each chunk reads all that is cold
-                count, share = request.num_ready, 0.0
+            if request.cold is not None:  # a few layers at a time: each chunk reads all that is cold
+                count, cost = request.num_ready, 0
+            elif request.part is not None:  # too: a chunk of fewer tokens would pay the fixed time of more steps
+                count = request.part.pending or self._chunk(request, self._most_tokens, whole=False)
+                cost = budget
             else:
-                count = self._chunk(request, min(int(most / share), self._most_tokens), whole=bool(rows))
+                count = cost = self._chunk(request, most, whole=bool(rows))
             if not count:
                 budget = 0 if most == budget else budget  # nobody who needs it gets tokens now
                 continue
@@ -145,22 +165,26 @@ class StepPlanner:
                 self._seats.start(now, request)
             taken.add(request.request_id)
             if self._seats.grow(now, request, count):
-                rows.append(self._row(request, count))
-                budget -= ceil(count * share)
+                rows.append(self._row(request, count, most))
+                budget -= cost
         return rows
 
     def _turns(self, now: float, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
         """(prompts of the next step, prompts that get it if none of these can run).
 
         A part of a long prompt passes the model by itself, so it gains nothing from other prompts in its step, and they
-        would wait for it. The two take turns (sched/part_turns.py); a higher class does not wait for its turn."""
+        would wait for it. The two take turns (sched/part_turns.py); a higher class does not wait for its turn.
+
+        A chunk that has passed some of the layers goes on before any other part: a part that waits inside its step for
+        other nodes relies on theirs to go on as well (engine/step/exchange.py)."""
         parts = [request for request in queue if request.part is not None]
+        parts = [request for request in parts if request.part is not None and request.part.pending] or parts
         others = [request for request in queue if request.part is None]
-        if any(request.cold is None for request in others):
-            self._part_turns.seen(now, higher=any(not _of_batch(r) for r in others if r.cold is None))
+        if any(request.cold is None and not _of_batch(request) for request in others):
+            self._part_turns.seen_higher(now)
         self._part_waits = False
         if not parts or not others:
-            return queue, ()
+            return parts or others, ()
         ranks = [min(RANK[request.service_class] for request in some) for some in (parts, others)]
         parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else self._part_turns.part_first
         self._part_waits = not parts_first
@@ -188,11 +212,7 @@ class StepPlanner:
         prompts = [
             Waiting(r.service_class, now - r.arrival, r.num_uncomputed, r.num_computed) for r in queue if decodes
         ]
-        most_s = inf
-        if first.part is not None:
-            most_s = self._part_turns.most_s(now)
-        elif _of_batch(first):
-            most_s = self._part_turns.batch_s(now)
+        most_s = self._part_turns.batch_s(now) if _of_batch(first) and first.part is None else inf
         load = StepLoad(left, len(decodes), context, first.num_computed, classes, prompts, most_s)
         return min(left, self._policy.prefill_tokens(load))
 
@@ -212,12 +232,18 @@ class StepPlanner:
         known = max(request.num_computed, len(self._blocks.match(request)) * size)
         return request.num_tokens - known <= budget or (known + budget) // size * size > known
 
-    def _row(self, request: Request, count: int) -> ScheduledRow:
-        if request.cold is not None and request.cold.pending:
-            count = request.cold.pending
+    def _row(self, request: Request, count: int, work: float = inf) -> ScheduledRow:
+        """work: of a part, the tokens that would pass the whole model in the time of this step."""
+        apart, spent_s = request.apart, 0.0
+        if apart is not None and apart.pending:
+            count, spent_s = apart.pending, apart.spent_s
         end = request.num_computed + count
         samples = end == request.num_tokens and (request.part is None or request.part.last)
-        return ScheduledRow(request, request.num_computed, count, samples)
+        row = ScheduledRow(request, request.num_computed, count, samples, spent_s=spent_s)
+        if request.part is not None:
+            row.layers = request.part.next_layers(count, work)
+            row.samples = samples and row.ends
+        return row
 
 
 def _of_batch(request: Request) -> bool:

@@ -2,7 +2,8 @@
 step models to them.
 
 A line: {"begin", "end": seconds of one clock, in the engine thread; "idle": the engine was idle before the step, so the
-gap before it is not overhead; "waited": it waited for a prefix to arrive; "rows": [[tokens, start], ...]}.
+gap before it is not overhead; "waited": its time does not follow from its rows, because it waited for KV to arrive, or
+because tokens passed only some of the layers; "rows": [[tokens, start], ...]}.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class StepRecorder:
         if not self._file.is_open:
             return
         rows = [(row.num_tokens, row.start) for row in step.rows]
+        waited = waited or any(row.share < 1 for row in step.rows)
         self._notes.append({"begin": begin, "end": end, "idle": idle, "waited": waited, "rows": rows})
 
     def write(self) -> None:

@@ -100,8 +100,9 @@ class Parts(Protocol):
         """The request's prefix has been looked up: its blocks hold the first `num_computed` tokens."""
 
     def computed(self, row: ScheduledRow, begin: float, end: float, hidden: Tensor | None) -> None:
-        """A step, from `begin` to `end` in monotonic seconds, has computed this row. `hidden`: for the next stage; None
-        on the last one, and if all layers are computed here."""
+        """A step, from `begin` to `end` in monotonic seconds, has computed this row, or some of the layers of its part
+        (`row.ends`). `hidden`: for the next stage; None before, on the last one, and if all layers are computed
+        here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,8 @@ class Worker:
         self.batcher.add(time.monotonic(), request)
         if transfer is not None:
             self._transfers[request.request_id] = transfer
+        self._look_up()  # before it counts as one that could run
         self.wake()
-        self._look_up()
 
     def _look_up(self) -> None:
         """Look for the prefixes of the next waiting requests at once: while a step runs, so that the next one can have
@@ -214,8 +215,11 @@ class Worker:
         return any(request.weights == weights for request in requests)
 
     def wake(self) -> None:
-        """Tell the loop that a request may have become runnable."""
+        """Tell the loop that a request may have become runnable, for which the running step of a part may have to
+        end."""
         self._wake.set()
+        if self._in_flight is not None and self._in_flight[0].has_parts:
+            self._model.part_ends_at(self.batcher.part_ends_at())
 
     def abort(self, request_id: str) -> Request | None:
         """End a request. The caller takes its transfer, if any, with `take_transfer`."""
@@ -316,6 +320,8 @@ class Worker:
             step = self.batcher.schedule(time.monotonic())
             for request, reason in self.batcher.stuck():
                 self.fail(request, reason)
+            if step is not None and step.has_parts:
+                self._model.part_ends_at(self.batcher.part_ends_at())
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             if running is not None:
@@ -353,10 +359,13 @@ class Worker:
 
     async def _settle(self, step: Step) -> list[Emission]:
         """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix, and for
-        each whose cold blocks could not be read. One for which another node is late goes on when that has answered."""
+        each whose cold blocks could not be read. One for which another node is late goes on when that has answered; a
+        part that has not passed all its layers, in a later step."""
+        for place, layer in self._model.ended.items():
+            step.rows[place].stay(layer)
         for place, late in self._model.late.items():
             if (cold := step.rows[place].request.cold) is not None:
-                step.rows[place].stay()
+                step.rows[place].stay(cold.layers_left.start)
                 cold.late(late.layer)
                 late.then(partial(asyncio.get_running_loop().call_soon_threadsafe, self._answered, cold))
         failed = [

@@ -73,6 +73,20 @@ Attend = Callable[[Tensor, Tensor, float, float], Tensor]
 as q. Called once for each layer, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The tokens of a pass that has ended before `layer`, or in it behind attention."""
+
+    layer: int
+    x: Tensor  # [T, H], the layer's input
+    inner: Tensor  # the output of its first product, or of its attention
+    attended: bool
+
+    def copy(self) -> Between:
+        """Layers overwrite their input."""
+        return Between(self.layer, self.x.clone(), self.inner.clone(), self.attended)
+
+
 class Offload(Protocol):
     """Keeps the weights of some layers on disk (engine/offload/streamed.py)."""
 
@@ -271,15 +285,20 @@ class Model:
     def forward_part(
         self,
         layers: range,
-        hidden: Tensor,
+        entering: Tensor | Between,
         batch: RaggedBatch,
         kv_pool: Tensor,
         rows: Tensor,
         on_layer: Callable[[int], None] | None = None,
+        goes_on: Callable[[int], bool] | None = None,
         attend: Attend | None = None,
-    ) -> Tensor:
-        """Compute some of the layers, as one stage of a pipeline: their input `hidden` [T, H], overwritten, -> the
+    ) -> Tensor | Between:
+        """Compute some of the layers, as one stage of a pipeline: their input `entering` [T, H], overwritten, -> the
         input of the layer after them [T, H]; behind the last layer, the logits [R, vocab_size] float32 of `rows`.
+
+        goes_on(l): called before layer l reads the pool, where it may wait for KV and put it there, and again behind
+        its attention. If it returns False, the pass ends there. The result is then a Between, with which another pass
+        goes on with layer l: the two together call what one pass calls.
 
         `attend`: instead of the backend's attention, for keys that lie partly outside the pool; only for layers
         without a latent, a window and sinks.
@@ -287,18 +306,29 @@ class Model:
         The other arguments are those of `forward`. The values between two stages are those between the same two layers
         of `forward`, so a pipeline computes what one node computes. Only on one rank, and without `offload`."""
         assert self.offload is None, "config/contradictions.py and Runner.why_whole keep such passes away"
-        step, x, last = self._step(batch), hidden, len(self.layers) - 1
-        first = self.layers[layers[0]]
-        projected = first.qkv(self._entering(x, first))
+        step, last = self._step(batch), len(self.layers) - 1
+        attended = False
+        if isinstance(entering, Between):
+            assert entering.layer == layers[0]
+            x, inner, attended = entering.x, entering.inner, entering.attended
+        else:
+            first = self.layers[layers[0]]
+            x, inner = entering, first.qkv(self._entering(entering, first))
         for index in layers:
-            attended = self._attention(projected, self.layers[index], kv_pool[:, index], step, attend)
-            if on_layer is not None:
-                on_layer(index)
+            if not attended:
+                if goes_on is not None and not goes_on(index):
+                    return Between(index, x, inner, attended=False)
+                inner = self._attention(inner, self.layers[index], kv_pool[:, index], step, attend)
+                if on_layer is not None:
+                    on_layer(index)
+            if goes_on is not None and not goes_on(index):
+                return Between(index, x, inner, attended=True)
+            attended = False
             if index == last:
-                attended, x = attended[rows], x[rows]
-            inner = index == last or index != layers[-1]
-            x, projected = (self.tails[index] if inner else self._border(index))(attended, x)
-        return self.logits(projected) if layers[-1] == last else x
+                inner, x = inner[rows], x[rows]
+            whole = index == last or index != layers[-1]
+            x, inner = (self.tails[index] if whole else self._border(index))(inner, x)
+        return self.logits(inner) if layers[-1] == last else x
 
     def _entering(self, x: Tensor, layer: Layer) -> Tensor:
         """The input of the layer's first product."""

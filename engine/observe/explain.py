@@ -147,14 +147,24 @@ def stages(events: Sequence[dict[str, Any]]) -> list[str]:
         (
             f"  {stage['index']} on {event['node']}",
             _part(stage),
-            *(stage[name] for name in ("prefix_tokens", "chunks", "compute_s")),
+            *(stage[name] for name in ("prefix_tokens", "chunks", "pauses", "compute_s")),
             stage.get("waited_s"),
             *(stage[name] for name in ("seconds", "sent_bytes")),
         )
         for event in events
         for stage in [event["detail"]]
     ]
-    head = ("part", "of the prompt", "prefix_tokens", "chunks", "compute_s", "waited_s", "seconds", "sent_bytes")
+    head = (
+        "part",
+        "of the prompt",
+        "prefix_tokens",
+        "chunks",
+        "pauses",
+        "compute_s",
+        "waited_s",
+        "seconds",
+        "sent_bytes",
+    )
     return ["", *_columns(head, sorted(rows, key=lambda row: row[0]))] if rows else []
 
 

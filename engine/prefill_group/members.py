@@ -80,8 +80,11 @@ class Members:
         member = self._members.get(row.request.request_id)
         if member is None:
             return
-        member.chunks += 1
         member.compute_s += end - begin
+        if not row.ends:
+            member.pauses += 1
+            return
+        member.chunks += 1
         if not self._way(member.place).computed(member, row, hidden):
             return
         self._note(member, end)
@@ -97,6 +100,7 @@ class Members:
             "nodes": list(place.nodes),
             "prefix_tokens": member.prefix,
             "chunks": member.chunks,
+            "pauses": member.pauses,
             "compute_s": member.compute_s,
             "seconds": end - member.begun,  # from the agreement to the end of the last chunk
             "sent_bytes": member.sent_bytes,

@@ -1,6 +1,8 @@
 """One step: requests, blocks, rows and tensors.
 
 Files:
+    apart            A request that passes the model by itself, not as a row of the ragged batch, and a few layers at
+                     a time
     arena_events     From changes of the arena to KV events
     block_book       Keeps track of the pool blocks that each request holds
     block_table      A request's block ids as an array, extended by the new ids instead of converted again every step

@@ -376,6 +376,8 @@ class BlockBook:
         request.block_ids, request.others = [], []
         request.num_computed = 0
         request.num_named = 0
+        if request.apart is not None:
+            request.apart.passed(0, 0)
         if request.cold is not None:
             request.cold.unseat()
             if request.finished:

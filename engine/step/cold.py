@@ -8,7 +8,7 @@ for new tokens, its oldest hot blocks, which are full, move to slots of the tier
 its seat and its blocks, the cold ones stay; it computes again only what was hot.
 
 A step over many cold blocks takes long, and all requests of a step wait for its end. So its tokens may pass the layers
-a few at a time, in several steps with other requests; between them `hidden` is what the next layer begins with.
+a few at a time, in several steps with other requests (apart.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from cache.block import BlockKey
 from cache.pool.policy import Facts
+from engine.step.apart import Apart
 
 
 class PartLost(OSError):
@@ -88,7 +89,7 @@ Moved = tuple[int, int, int]
 
 
 @dataclass(eq=False, slots=True)
-class Cold:
+class Cold(Apart):
     """Changed in the engine thread while a step runs, else on the event loop."""
 
     hot_blocks: int
@@ -104,14 +105,18 @@ class Cold:
     free: list[int] = field(default_factory=list)  # blocks of the arena for the next ones
     window: list[int] = field(default_factory=list)  # blocks of the arena to read into
     moved: list[Moved] = field(default_factory=list)  # in the last step
-    pending: int = 0  # tokens that have passed the layers before `layer`; 0: none
-    layer: int = 0
-    hidden: Any = None  # their input of that layer, a tensor
-    spent_s: float = 0.0  # on them
     waits: bool = False  # for another node that is late; until it has answered, no step computes the request
     most_layers: int = 0  # of the next step, because of that; 0: as many as there is time for
     layer_s: dict[bool, float] = field(default_factory=dict)  # of the last step, by whether it was for one token
     ran: tuple[int, Sequence[int], int, float] | None = None  # the last tokens behind all layers, as in Lodged.ran
+
+    @property
+    def span(self) -> range:
+        return range(self.num_layers)
+
+    @property
+    def model_layers(self) -> int:
+        return self.num_layers
 
     @property
     def open(self) -> bool:
@@ -143,21 +148,19 @@ class Cold:
     def unseat(self) -> None:
         """It has no block of the arena any more."""
         self.window, self.free, self.hot = [], [], []
-        self.passed(0, 0)
 
     def next_layers(self, count: int, seconds: float) -> range:
         """The layers that `count` tokens pass next, in about `seconds`; at least one."""
         layer_s = self.layer_s.get(count == 1)
         most = 1 if layer_s is None else max(1, int(min(self.num_layers, seconds / max(layer_s, 1e-9))))
         most = min(most, self.most_layers or most)
-        return range(self.layer, min(self.num_layers, self.layer + most))
+        return self.layers_left[:most]
 
     def computed(self, count: int, layers: range, seconds: float, hidden: Any) -> None:
-        """A step took `count` tokens through these layers; hidden: None behind the last one."""
+        """A step took `count` tokens through these layers; hidden: see `spent`."""
         self.most_layers = 0
         self.layer_s[count == 1] = seconds / len(layers)
-        self.spent_s += seconds
-        self.hidden = hidden
+        self.spent(seconds, hidden)
         if layers.stop == self.num_layers:
             self.ran = (count, tuple(self.slots), len(self.hot), self.spent_s)
 
@@ -165,12 +168,6 @@ class Cold:
         """A step ended at that layer, because another node is late. The next one passes those before it; the one after
         that begins there, with the answer. So every second step passes a layer, however often a node is late."""
         self.waits, self.most_layers = True, max(1, layer - self.layer)
-
-    def passed(self, count: int, layer: int) -> None:
-        """`count` tokens go on at that layer in the next step; 0: none."""
-        self.pending, self.layer = count, layer
-        if not count:
-            self.hidden, self.spent_s = None, 0.0
 
     def make_room(self, start: int, count: int) -> int:
         """Room in hot blocks for `count` tokens, at most `chunk_tokens`, from position `start` on, before which all is

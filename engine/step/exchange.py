@@ -1,7 +1,8 @@
 """The KV that nodes with parts of one prompt's tokens send to one another, layer by layer (context parallelism).
 
 The event loop adds what arrives. The engine thread takes it for the layer that it is about to compute, and waits for
-what is still on its way: only for chunks that have begun on their nodes (`begun_before`), so for steps that run.
+what is still on its way: only for chunks that have begun on their nodes (`begun_before`), so for steps that run. If
+other prompts come to the node meanwhile, the step ends there, and a later one goes on (engine/step/apart.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from engine.step.part import Stripes
@@ -65,6 +67,11 @@ class Exchange:
         """Whether the other nodes have begun to compute all their tokens before `token`: the first layer is here."""
         return self._here(0, token)
 
+    def look_again(self) -> None:
+        """The engine thread may have to wait no longer: see `take`."""
+        with self._changed:
+            self._changed.notify_all()
+
     def end(self) -> None:
         """The request has ended: the engine thread waits no longer."""
         with self._changed:
@@ -81,16 +88,22 @@ class Exchange:
         """Whether that node has a chunk that begins at `token` or later."""
         return self._last_begin.get(node, -1) >= token
 
-    def take(self, layer: int, token: int) -> list[tuple[int, Tensor]]:
+    def take(
+        self, layer: int, token: int, left_s: Callable[[], float] = lambda: inf
+    ) -> list[tuple[int, Tensor]] | None:
         """Wait until this layer of all tokens before `token` is here. Returns what has arrived since the last call:
-        (first token, blocks). Raises ExchangeEnded."""
+        (first token, blocks). left_s(): how many seconds it may still wait, asked again after `look_again`; None when
+        they are over. Raises ExchangeEnded."""
         with self._changed:
-            if not self._ended and not self._here(layer, token):
-                began = time.monotonic()
-                self._changed.wait_for(lambda: self._ended or self._here(layer, token))
+            began = time.monotonic()
+            while not self._ended and not self._here(layer, token) and (left := left_s()) > 0:
+                self._changed.wait(None if left == inf else left)
                 self.waited_s += time.monotonic() - began
+                began = time.monotonic()
             if self._ended:
                 raise ExchangeEnded
+            if not self._here(layer, token):
+                return None
             pieces = self._pieces[layer]
             self._pieces[layer] = [piece for piece in pieces if piece[0] >= token]
             return [piece for piece in pieces if piece[0] < token]

@@ -3,17 +3,19 @@
     Stage      some of the layers of all tokens, as they come in (a pipeline)
     Stripes    all layers of some of the tokens (context parallelism)
 
-A part is not scheduled before all nodes agree on the length of the known prefix (engine/prefill_group/).
+A part is not scheduled before all nodes agree on the length of the known prefix (engine/prefill_group/). A chunk keeps
+its tokens and passes the layers in one step, or in several if other prompts come meanwhile (apart.py).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+from engine.step.apart import Apart
 from sched.stripes import owner
 
 MAX_UNREAD = 3
@@ -22,8 +24,8 @@ answer is on its way."""
 
 
 @dataclass(slots=True)
-class Part(ABC):
-    """Changed only on the event loop, and not while a step computes it."""
+class Part(Apart):
+    """Changed only on the event loop, and not while a step computes it, but for `hidden` and `spent_s`."""
 
     begin: int  # the layers [begin, end) of `num_layers`
     end: int
@@ -31,6 +33,19 @@ class Part(ABC):
     most: int  # tokens in one step: what it passes on must fit into a message
     begun: bool = False  # the nodes agree on the known prefix
     lost: str = ""  # why nothing of it can be computed any more: its blocks, or those it needs, are other requests'
+
+    @property
+    def span(self) -> range:
+        return range(self.begin, self.end)
+
+    @property
+    def model_layers(self) -> int:
+        return self.num_layers
+
+    def next_layers(self, count: int, work: float) -> range:
+        """The layers that `count` tokens pass next: as many as take the time in which `work` tokens pass the whole
+        model; at least one."""
+        return self.layers_left[: max(1, int(work * self.num_layers / count))]
 
     @property
     def share(self) -> float:
@@ -79,7 +94,7 @@ class Stage(Part):
     `available` counts the tokens whose input is here, from the begin of the prompt, 0 until all stages agree."""
 
     available: int = 0
-    unread: float = 0.0  # largest chunks that the next stage has not taken yet; a slice of one is a part of it
+    unread: float = 0.0  # largest chunks that the next stage has not taken yet; a shorter one is a part of one
     largest: int = 0  # tokens of the largest chunk that is planned or has arrived
     ends: Sequence[int] = field(default_factory=list)  # where the planned chunks end; empty on later stages
 

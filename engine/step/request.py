@@ -19,6 +19,7 @@ from cache.keys import extend_keys, extend_wide, weights_root
 from cache.layer_groups import GONE
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
+from engine.step.apart import Apart
 from engine.step.block_table import BlockTable
 from engine.step.cold import Cold
 from engine.step.journal import Journal
@@ -107,9 +108,9 @@ class Request:
         return self.num_uncomputed if self.part is None else self.part.room(self.num_computed)
 
     @property
-    def apart(self) -> bool:
-        """Whether it passes the model by itself: not as a row of the ragged batch."""
-        return self.part is not None or self.cold is not None
+    def apart(self) -> Apart | None:
+        """If it passes the model by itself, not as a row of the ragged batch."""
+        return self.cold if self.part is None else self.part
 
     @property
     def share(self) -> float:

@@ -6,6 +6,7 @@ The call blocks; it is meant for the node's one executor thread.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,9 +18,9 @@ from torch import Tensor
 from attention.declared import by_address
 from attention.interface import RaggedBatch
 from cache.block import PLANES
-from engine.model.decoder import Model
+from engine.model.decoder import Between, Model
 from engine.model.experts.losses import Loss
-from engine.model.gpu import Gpu, gpu_of
+from engine.model.gpu import Event, Gpu, gpu_of
 from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
 from engine.sampling.logprobs import PromptRows, PromptScorer
@@ -31,6 +32,10 @@ from engine.step.one_space import OneSpace
 from engine.step.split_attention import SplitAttention
 
 __all__ = ["Row", "Runner", "StepTime"]
+
+QUEUED = 4
+"""Halves of layers (attention, and the rest) of a part of a long prompt that a device has yet to compute when the host
+queues the next one: the device always has work, and the part ends at most as many halves later than wanted."""
 
 
 @dataclass(slots=True)
@@ -214,22 +219,39 @@ class Runner:
         return self.model.forward_draft(inputs.token_ids, ahead, inputs.batch, self.kv_pool)
 
     def step_part(
-        self, row: Row, layers: range, hidden: Tensor | None, on_layer: Callable[[int], None] | None
-    ) -> tuple[Tensor | None, list[Sampled]]:
-        """Compute some layers of one row, as a stage of a pipeline (Model.forward_part). hidden: [T, H], the output of
-        the stage before; None on the first stage. Returns the hidden states [T, H] for the next stage, on the CPU, or
-        None behind the last layer; and the sampled token of a row with `sample`."""
+        self,
+        row: Row,
+        layers: range,
+        entering: Tensor | Between | None,
+        on_layer: Callable[[int], None] | None,
+        goes_on: Callable[[int], bool] | None = None,
+    ) -> tuple[Tensor | Between | None, list[Sampled]]:
+        """Compute some layers of one row (Model.forward_part), as a part of a long prompt. entering: [T, H], the output
+        of the stage before; None = of the tokens; or what a step that ended between two layers returned. Returns the
+        hidden states [T, H] for the next stage, on the CPU, or None behind the last layer, or a Between; and the
+        sampled token of a row with `sample`."""
         inputs, model = self._inputs.build([row]), self.model
-        wanted = _sampling_rows(row)
         if self._reports is not None and on_layer is not None:
             on_layer = self._reports.behind(on_layer)
+        if self._gpu.asynchronous and goes_on is not None:
+            goes_on = self._in_time(goes_on)
         try:
-            x = model.embed(inputs.token_ids) if hidden is None else hidden.to(self.device)
-            found = model.forward_part(layers, x, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
-            ends = layers.stop == model.config.num_layers
-            chosen = sample(found, wanted, self._masks) if ends else []
-            passed = None if ends else found.cpu()
-            if not wanted:
+            if entering is None:
+                entering = model.embed(inputs.token_ids)
+            elif isinstance(entering, Tensor):
+                entering = entering.to(self.device)
+            found = model.forward_part(
+                layers, entering, inputs.batch, self.kv_pool, inputs.last_rows, on_layer, goes_on
+            )
+            passed: Tensor | Between | None = None
+            chosen: Sequence[Sampled] = ()
+            if isinstance(found, Between):
+                passed = found
+            elif layers.stop == model.config.num_layers:
+                chosen = sample(found, _sampling_rows(row), self._masks)
+            else:
+                passed = found.cpu()
+            if not chosen:
                 self._gpu.settle(self.kv_pool)  # as in `step`
             if self._reports is not None:
                 self._reports.finish()
@@ -238,33 +260,50 @@ class Runner:
             raise
         return passed, list(chosen)
 
+    def _in_time(self, goes_on: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Ask when the device has computed all halves of layers before but the last QUEUED. The host queues them much
+        faster than the device computes them, and would otherwise ask about the last one at the begin."""
+        queued: deque[Event] = deque()
+
+        def asked(layer: int) -> bool:
+            queued.append(self._gpu.mark(self.kv_pool))
+            if len(queued) > QUEUED:
+                queued.popleft().synchronize()
+            return goes_on(layer)
+
+        return asked
+
     def step_beyond(self, row: Row, cold: Cold, layers: range) -> list[Sampled]:
         """Compute some layers of a row whose earlier KV lies in a tier (engine/step/cold.py): its oldest blocks in the
         arena move there if its tokens need their room. Every layer attends to the tier's blocks where they lie
         (OneSpace), or as they come through the window. Behind the last layer it returns the sampled token of a row with
-        `sample`; otherwise `cold.hidden` becomes the input of the next layer. Only on a CPU and on one rank."""
+        `sample`; otherwise the next step goes on with `cold.hidden`. Only on a CPU and on one rank."""
         model, began = self.model, time.perf_counter()
         before = cold.make_room(row.start, len(row.token_ids))
         wanted = _sampling_rows(row)
         assert cold.lodged is not None
         space = self._space_with(cold.lodged, cold.slots)
         ends = layers.stop == model.config.num_layers
+        left, goes_on = range(layers.start, model.config.num_layers), layers.__contains__
+        entering: Between | None = cold.hidden
         if space is not None:
             inputs = self._inputs.build([replace(row, block_ids=space.ids(cold.slots, cold.hot))])
-            if ends and not layers.start:
-                found = model.forward(inputs.token_ids, inputs.batch, space.pool, inputs.last_rows)
+            if ends and entering is None:
+                found: Tensor | Between = model.forward(inputs.token_ids, inputs.batch, space.pool, inputs.last_rows)
             else:
-                x = model.embed(inputs.token_ids) if not layers.start else cold.hidden
-                found = model.forward_part(layers, x, inputs.batch, space.pool, inputs.last_rows)
+                x: Tensor | Between = model.embed(inputs.token_ids) if entering is None else entering
+                found = model.forward_part(left, x, inputs.batch, space.pool, inputs.last_rows, goes_on=goes_on)
         else:
             inputs = self._inputs.build([replace(row, start=row.start - before, block_ids=cold.hot)])
             batch = replace(inputs.batch, positions=inputs.batch.positions + before)
             with cold.lodged.read(cold.slots, cold.window, layers) as pieces:
-                attention = SplitAttention(model.backend, self.kv_pool, batch, pieces)
-                # A copy: layers overwrite their input, and after PartLate these layers are passed again.
-                x = model.embed(inputs.token_ids) if not layers.start else cold.hidden.clone()
-                found = model.forward_part(layers, x, batch, self.kv_pool, inputs.last_rows, attend=attention)
-        chosen = list(sample(found, wanted, self._masks)) if ends else []
+                attend = SplitAttention(model.backend, self.kv_pool, batch, pieces)
+                # A copy: after PartLate these layers are passed again.
+                x = model.embed(inputs.token_ids) if entering is None else entering.copy()
+                found = model.forward_part(
+                    left, x, batch, self.kv_pool, inputs.last_rows, goes_on=goes_on, attend=attend
+                )
+        chosen = list(sample(found, wanted, self._masks)) if isinstance(found, Tensor) else []
         seconds = time.perf_counter() - began
         cold.computed(len(row.token_ids), layers, seconds, None if ends else found)
         return chosen

@@ -22,7 +22,8 @@ class ScheduledRow:
     samples: bool  # the row includes the last known token, so the step samples the next one
     num_drafts: int = 0
     draft: list[int] = field(default_factory=list)
-    layers: range | None = None  # of a request beyond memory: those that the tokens pass in this step
+    layers: range | None = None  # if the request is `apart`: those that the tokens pass in this step
+    spent_s: float = 0.0  # on these tokens, in steps that passed the layers before
 
     @property
     def decodes(self) -> bool:
@@ -32,24 +33,24 @@ class ScheduledRow:
     @property
     def ends(self) -> bool:
         """Whether its tokens are computed after this step: they pass the last layer that this node computes."""
-        cold = self.request.cold
-        return cold is None or self.layers is None or self.layers.stop == cold.num_layers
+        apart = self.request.apart
+        return apart is None or self.layers is None or self.layers.stop == apart.span.stop
 
     @property
     def share(self) -> float:
         """Of the model's layers, that its tokens pass in this step."""
-        cold = self.request.cold
-        return self.request.share if cold is None or self.layers is None else len(self.layers) / cold.num_layers
+        apart = self.request.apart
+        return self.request.share if apart is None or self.layers is None else len(self.layers) / apart.model_layers
 
     @property
     def work_tokens(self) -> float:
         """`num_tokens`, fewer if they pass only some of the layers."""
         return self.num_tokens * self.share
 
-    def stay(self) -> None:
-        """The step ended without it: its tokens have passed no layer."""
+    def stay(self, layer: int) -> None:
+        """The step has ended before its tokens have passed `layer`, one of `layers`, and those behind it."""
         assert self.layers is not None
-        self.layers, self.samples = range(self.layers.start, self.layers.start), False
+        self.layers, self.samples = range(self.layers.start, layer), False
 
     def set_draft(self, draft: list[int]) -> None:
         self.num_tokens += len(draft) - self.num_drafts

@@ -183,6 +183,29 @@ def test_however_kv_moves_if_nodes_divide_the_tokens(start: Start, tiny_model, r
         settled(cluster)
 
 
+@pytest.mark.parametrize("way", [GROUPS, BY_TOKENS], ids=lambda way: way[1])
+def test_other_prompts_come_between_two_layers_of_a_chunk(start: Start, tiny_model, right, way):
+    """Short prompts, one after another, while groups compute long ones: steps of the parts end early for them."""
+    pauses, answered = 0, 0
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *way, "--max-num-batched-tokens", "512") as cluster:
+        url = cluster["decode-0"].url
+        for attempt in range(8):
+            with ThreadPoolExecutor(4) as clients:
+                salt = salted(f"between {attempt}")
+                asked = [clients.submit(complete, url, prompt(number), 8, **salt) for number in range(2)]
+                while not all(one.done() for one in asked):
+                    answered += 1
+                    short = complete(url, prompt(900 + answered)[:40], 1)
+                    assert short["usage"]["completion_tokens"] == 1
+            answers = [one.result() for one in asked]
+            assert [text(answer) for answer in answers] == right["prompt"][:2]
+            settled(cluster)
+            pauses += sum(part["pauses"] for answer in answers for part in stages_of(url, answer))
+            if pauses:
+                break
+    assert pauses, f"no step of a part ended for one of {answered} short prompts"
+
+
 SLOW = ("--max-num-batched-tokens", "32", "--block-size", "32")
 """Many steps per prompt: it is still computed when something happens to it."""
 
@@ -287,14 +310,16 @@ def test_a_stage_gives_its_blocks_to_a_higher_class(start: Start, tiny_model, ri
     arenas = {"prefill": ["--kv-cache-bytes", str(1600 * 768)]}
     with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW, role_flags=arenas) as cluster:
         url = cluster["decode-0"].url
-        for number in (0, 1, 2, 3, 0, 1, 2, 3):
+        for attempt in range(12):
+            number, salt = attempt % 4, salted(f"arena {attempt}")  # a known prefix would leave few steps
             with ThreadPoolExecutor(2) as clients:
-                batch = clients.submit(complete, url, prompt(number), 8, service_class="batch")
+                batch = clients.submit(complete, url, prompt(number), 8, service_class="batch", **salt)
                 while begun(cluster, [batch]) and min(free(cluster)) >= 12:
                     pass
                 if not batch.done():
                     short = prompt(10 + number)[:390]
-                    assert complete(url, short, 1, service_class="interactive")["usage"]["completion_tokens"] == 1
+                    found = complete(url, short, 1, service_class="interactive", **salt)
+                    assert found["usage"]["completion_tokens"] == 1
                 assert text(batch.result()) == right["prompt"][number]
             failed = events(url, batch.result(), "attempt_failed")
             if any("went to other requests" in event["detail"]["reason"] for event in failed):

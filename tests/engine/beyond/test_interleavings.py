@@ -252,7 +252,7 @@ async def play(seed: int, right: list[int], monkeypatch, seen: Counter) -> None:
 
     def next_layers(cold, count, seconds):
         most = min(slices.randint(1, LAYERS), cold.most_layers or LAYERS)
-        return range(cold.layer, min(LAYERS, cold.layer + most))
+        return cold.layers_left[:most]
 
     def waits(coming, soon_s):
         if lates.random() < late_share:
@@ -262,7 +262,7 @@ async def play(seed: int, right: list[int], monkeypatch, seen: Counter) -> None:
     def late(cold, layer):
         seen["late"] += 1
         seen["late behind the first layer of a later slice"] += layer > cold.layer > 0
-        assert cold.hidden is None or not cold.hidden.isnan().any(), "these layers are passed again"
+        assert cold.hidden is None or not cold.hidden.x.isnan().any(), "these layers are passed again"
         right_late(cold, layer)
 
     right_late = Cold.late

@@ -265,7 +265,7 @@ def test_others_run_while_it_waits_for_a_late_node_and_every_other_step_passes_a
             late = [layer for layer in row.layers if (row.start, layer) not in known]
             if late:
                 known.add((row.start, late[-1]))
-                row.stay()
+                row.stay(row.layers.start)
                 cold.late(late[-1])
             else:
                 cold.make_room(row.start, row.num_tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from engine.core.batcher import Batcher
@@ -9,9 +11,9 @@ from engine.core.costs import StepCosts
 from engine.step.part import MAX_UNREAD, Stage, Stripes
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
-from sched.batching import BoundedSteps, DecodeFirst, MixedChunks
+from sched.batching import DynamicChunks, MixedChunks
 from sched.cost import prefill_seconds
-from sched.part_turns import RECENT_S, SLICE_S
+from sched.part_turns import SLICE_S
 from tests.engine.toy_model import batcher, request, run_dry, run_step
 
 
@@ -231,15 +233,22 @@ def test_one_of_two_groups_ends_where_both_have_begun_and_one_lacks_blocks(name)
     b.check_integrity()
 
 
-def test_a_stage_gets_more_tokens_in_the_same_time():
+def test_a_step_passes_as_many_layers_as_the_policy_has_time_for():
+    """Eight tokens through the four layers of the model: more tokens pass fewer layers, and a chunk stays whole."""
     b = batcher(blocks=64, budget=64, policy=MixedChunks(8))
-    r, whole = stage(0, 2), request("whole", [3] * 40, max_tokens=1)
+    r = stage(0, 3)
     b.add(0, r)
-    b.begin_part(r, 0, [24, 16])
-    assert [row.num_tokens for row in b.schedule(0).rows] == [16], "half of the layers, twice 8 tokens"
-    other = batcher(blocks=64, budget=64, policy=MixedChunks(8))
-    other.add(0, whole)
-    assert [row.num_tokens for row in other.schedule(0).rows] == [8]
+    b.begin_part(r, 0, [16, 10, 14])
+    rows = []
+    while (step := b.schedule(0)) is not None:
+        rows += [(row.start, row.num_tokens, row.layers, row.ends) for row in step.rows]
+        assert run_step(b, 0, step).passed == [0] * step.rows[0].ends
+    assert rows == [
+        (0, 16, range(2), False), (0, 16, range(2, 3), True),
+        (16, 10, range(3), True),
+        (26, 14, range(2), False), (26, 14, range(2, 3), True),
+    ]  # fmt: skip
+    assert r.finish_reason == "passed" and b.pool.usage()["free"] == 64
 
 
 def test_nobody_waits_for_a_prefix_that_a_stage_computes():
@@ -281,25 +290,150 @@ def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
     assert not b.requests
 
 
-def test_a_stage_takes_slices_of_its_chunks_while_other_prompts_come():
+def begun_stage(b: Batcher, layer: int, begin: int = 0, end: int = 3, **more) -> Request:
+    """A stage whose first chunk has passed the layers before `layer`."""
+    r = stage(begin, end, **more)
+    b.add(0, r)
+    b.begin_part(r, 0, [20, 20])
+    cut(b, b.schedule(0.0), 0.1, layer)
+    return r
+
+
+def cut(b: Batcher, step: Step, now: float, layer: int) -> None:
+    """The part in the step ends before that layer."""
+    (row,) = (row for row in step.rows if row.request.part is not None)
+    row.request.part.spent(0.1, f"before {layer}")
+    row.stay(layer)
+    assert not run_step(b, now, step).passed
+
+
+def test_a_chunk_stays_whole_and_goes_on_behind_the_layers_that_it_has_passed():
+    b = batcher(blocks=64, budget=32)
+    r = begun_stage(b, 1)
+    assert r.num_computed == 0 and len(r.block_ids) == 5 and r.part.hidden == "before 1"
+    short = request("short", [7] * 12, max_tokens=2)
+    b.add(1, short)
+    step = b.schedule(1.0)
+    assert [row.request for row in step.rows] == [short]
+    run_step(b, 1.01, step)
+    b.check_integrity()
+    step = b.schedule(2.0)  # the part and the decode
+    (row,) = (row for row in step.rows if row.request is r)
+    assert (row.start, row.num_tokens, row.layers, row.spent_s) == (0, 20, range(1, 3), 0.1)
+    cut(b, step, 2.1, 2)
+    assert short.finished
+    (row,) = b.schedule(3.0).rows
+    assert (row.num_tokens, row.layers, row.spent_s) == (20, range(2, 3), 0.2)
+    run_step(b, 3.1, Step([row]))
+    assert r.num_computed == 20 and r.part.hidden is None and r.part.spent_s == 0
+    run_dry(b)
+    assert r.finish_reason == "passed" and b.pool.usage()["held"] == 0
+
+
+def test_a_chunk_between_two_layers_goes_before_other_parts():
+    """A part that waits in its step for another node relies on the parts there that have begun."""
+    b = batcher(blocks=64, budget=32)
+    r, urgent = begun_stage(b, 2), stage(0, 2, name="urgent", arrival=-1)
+    urgent.service_class = "interactive"
+    b.add(1, urgent)
+    b.begin_part(urgent, 0, [40])
+    for now, name, layers in ((1, "long", range(2, 3)), (2, "urgent", range(2)), (3, "urgent", range(2))):
+        step = b.schedule(now)
+        assert [(row.request.request_id, row.layers) for row in step.rows] == [(name, layers)], "one part in a step"
+        run_step(b, now, step)
+    assert urgent.finished and r.num_computed == 20
+
+
+def test_other_prompts_are_let_in():
+    b = batcher(blocks=64, budget=32)
+    r = begun_stage(b, 1)
+    assert b.part_ends_at() == inf
+    step = b.schedule(1.0)
+    assert b.part_ends_at() == inf
+    low = request("low", [7] * 12, max_tokens=1)
+    low.service_class = "batch"
+    b.add(1.1, low)
+    assert b.part_ends_at() == inf, "its class waits"
+    loading, short = request("loading", [9] * 12, max_tokens=1), request("short", [8] * 12, max_tokens=1)
+    b.add(1.1, loading)
+    b.loads(1.1, 4)
+    assert loading.state is RequestState.LOADING and b.part_ends_at() == inf, "it could not run"
+    b.add(1.2, short)
+    assert b.part_ends_at() <= 1.2
+    cut(b, step, 1.2, 2)
+    run_step(b, 1.6, b.schedule(1.2))
+    assert short.finished
+    later = request("later", [5] * 12, max_tokens=1)
+    b.add(1.6, later)
+    step = b.schedule(1.6)
+    assert [row.request for row in step.rows] == [r], "it is owed as long as the others took"
+    assert b.part_ends_at() == pytest.approx(2.0)
+    urgent = request("urgent", [4] * 12, max_tokens=1)
+    urgent.service_class = "interactive"
+    b.add(1.7, urgent)
+    assert b.part_ends_at() <= 1.7
+    run_step(b, 1.7, step)
+    run_step(b, 1.8, step := b.schedule(1.7))
+    assert {row.request for row in step.rows} == {urgent, later}
+
+
+def test_who_lacks_blocks_is_looked_at_again_soon():
+    b = batcher(blocks=12, budget=32)
+    r, large = begun_stage(b, 1), request("large", [8] * 40, max_tokens=1)
+    b.add(1, large)
+    step = b.schedule(2.0)
+    assert [row.request for row in step.rows] == [r] and b.part_ends_at() == 2.0 + SLICE_S
+    small = request("small", [7] * 4, max_tokens=1)
+    b.add(2.01, small)
+    assert b.part_ends_at() == 2.0
+
+
+def test_a_chunk_between_two_layers_loses_its_blocks_or_ends():
+    for end in ("lost", "aborted", "aborted in a step", "failed"):
+        b = batcher(blocks=12, budget=32)
+        r = begun_stage(b, 1, name=end)
+        r.service_class = "batch"
+        if end == "lost":
+            urgent = request("urgent", list(range(100, 144)), max_tokens=1)
+            urgent.service_class = "interactive"
+            b.add(1, urgent)
+            step = b.schedule(1)
+            assert [row.request for row in step.rows] == [urgent] and [lost for lost, _ in b.stuck()] == [r]
+            assert not r.part.pending and r.part.hidden is None and not r.block_ids
+            b.abort(1, end)
+            run_step(b, 1, step)
+        elif end == "aborted":
+            b.abort(1, end)
+        else:
+            step = b.schedule(1)
+            if end == "failed":
+                b.fail(1, step)
+            else:
+                b.abort(1, end)
+                assert len(r.block_ids) == 5, "the step writes into them"
+                cut(b, step, 1, 2)
+        assert r.finished and r.part.hidden is None and not r.part.pending
+        run_dry(b)
+        assert not b.requests and b.pool.usage()["held"] == 0
+        b.check_integrity()
+
+
+def test_next_to_decodes_a_chunk_passes_fewer_layers():
     model = StepCosts().mixed  # 1 ms per token
-    b = batcher(blocks=600, budget=1000, policy=BoundedSteps(DecodeFirst(), 1.0, model))
-    r = stage(0, 2, tokens=2000)
+    b = batcher(blocks=600, budget=1000, policy=DynamicChunks(0.1, model))
+    r = stage(0, 4, tokens=2000)
     b.add(0, r)
     b.begin_part(r, 0, [1000, 1000])
-    run_step(b, 0.5, step := b.schedule(0.0))
-    assert [row.num_tokens for row in step.rows] == [1000]
-    b.add(10, request("short", [7] * 12, max_tokens=1))
-    sizes, now = [], 10.0
-    while (step := b.schedule(now)) is not None:
-        sizes += [row.num_tokens for row in step.rows]
-        now += 0.05
-        run_step(b, now, step)
-        now += RECENT_S / 4
-    slice_tokens = 2 * model.largest_prefill(SLICE_S, 1000)
-    assert sizes[0] == 12 and 0.9 * slice_tokens < sizes[1] <= slice_tokens
-    assert sizes[1:4] == [sizes[1]] * 3 and sizes[4] == 1000 - 3 * sizes[1], "nobody came for a while"
-    assert r.finish_reason == "passed"
+    b.add(0, request("stream", [7] * 12, max_tokens=30))
+    run_step(b, 0, step := b.schedule(0))
+    assert [row.num_tokens for row in step.rows] == [12]
+    passed = []
+    while not r.num_computed:
+        step = b.schedule(1.0)
+        assert [row.num_tokens for row in step.rows] == [1, 1000]
+        passed.append(step.rows[1].layers)
+        run_step(b, 1.1, step)
+    assert passed == [range(layer, layer + 1) for layer in range(4)], "each more than a tenth of a second"
 
 
 def test_a_node_learns_its_step_times_from_stages_too():

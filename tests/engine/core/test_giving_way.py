@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from cache.pool.block_pool import OutOfBlocks
 from engine.core.batcher import Batcher
 from engine.step.part import MAX_UNREAD, Part, Stage, Stripes
 from engine.step.request import Request, RequestState
-from engine.step.step import Step
+from engine.step.step import ScheduledRow, Step
 from tests.engine.toy_model import batcher, next_token, request, run_dry
 
 SIZE = 4
@@ -62,6 +63,7 @@ class Cluster:
         self.nodes: list[Batcher] = [batcher(blocks, SIZE, seqs=2, budget=4 * chunk) for blocks in arenas]
         self.steps: list[Step | None] = [None] * len(arenas)
         self.prompts, self.chunk, self.now, self.deaths = prompts, chunk, 0.0, 0
+        self.random = Random(0)
         for prompt in prompts:
             for node in prompt.known:
                 self.nodes[node].add(0, request("before", self.ids(prompt)[: KNOWN + 1], max_tokens=1))
@@ -161,7 +163,9 @@ class Cluster:
         """End the running step, if nothing keeps it, then begin the next one."""
         b, step = self.nodes[node], self.steps[node]
         if step is not None:
-            if any(self.waits(row.request, row.start) for row in step.rows):
+            parts = [row for row in step.rows if row.request.part is not None]
+            waits = any(self.waits(row.request, row.start) for row in parts)
+            if parts and not self.cut(node, parts[0], waits) and waits:
                 return False
             self.commit(node, step)
         for r in b.loads(self.now, 4):
@@ -196,12 +200,21 @@ class Cluster:
         prompt = self.of(r)
         return isinstance(r.part, Stripes) and prompt is not None and prompt.computed < start
 
+    def cut(self, node: int, row: ScheduledRow, waits: bool) -> bool:
+        """The part of a step ends between two layers, because other prompts have come: where it waits, or anywhere
+        behind its first layer."""
+        lets_in = self.nodes[node].part_ends_at() <= self.now if waits else self.random.random() < 0.3
+        borders = list(row.layers)[0 if waits else 1 :]
+        if lets_in and borders:
+            row.stay(self.random.choice(borders))
+        return not row.ends
+
     def commit(self, node: int, step: Step) -> None:
         sampled = [(next_token(row.request.token_ids),) if row.samples else None for row in step.rows]
         self.nodes[node].commit(self.now, step, sampled)
         for row in step.rows:
             prompt = self.of(row.request)
-            if prompt is None:
+            if prompt is None or not row.ends:
                 continue
             done = row.start + row.num_tokens
             if isinstance(row.request.part, Stage):
@@ -266,6 +279,7 @@ def clusters(draw) -> Cluster:
 @given(clusters(), st.randoms(use_true_random=False))
 def test_no_prompts_wait_in_a_circle(cluster, random):
     """Every round computes something or ends an attempt, until all prompts are computed; no attempt ends twice."""
+    cluster.random = random
     for _ in range(2000):
         order = list(range(len(cluster.nodes)))
         random.shuffle(order)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.model.decoder import Between
 from engine.model.model_config import ModelConfig
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
@@ -106,6 +107,44 @@ def test_nodes_that_divide_the_tokens_compute_what_one_node_computes(saved):
         row = Row(ids[begin:end], begin, own, sample if end == LENGTH else None)
         (chosen,) = node.step([row], on_layer, before_layer)
     assert [one.token_id for one in chosen] == [one.token_id for one in alone]
+
+
+def test_a_part_that_ends_wherever_it_may_computes_the_same(saved):
+    """Steps of other prompts in between, in the same pool: the KV too is the same to the last bit."""
+    _, _, directory = saved
+    ids, other = tokens(LENGTH), tokens(24, seed=5)
+    sample, blocks = SamplingRow(SamplingParams(temperature=0), list(ids), LENGTH), blocks_for(LENGTH + 1)
+    others = blocks_for(25, first=1)
+    found = []
+    for cut in (False, True):
+        _, runner = ours(directory)
+        num_layers, pauses = runner.model.config.num_layers, list[tuple[int, bool]]()
+        for done, size in ((0, 32), (32, LENGTH - 32)):
+            row = Row(ids[done : done + size], done, blocks, sample if done else None)
+            hidden, reported = None, list[int]()
+            for part in (range(1), range(1, num_layers)):
+                left = part
+                while True:
+                    asked = iter([True])
+                    hidden, chosen = runner.step_part(
+                        row,
+                        left,
+                        hidden,
+                        reported.append,
+                        lambda layer: not cut or next(asked, False),  # noqa: B023
+                    )
+                    if not isinstance(hidden, Between):
+                        break
+                    assert not chosen
+                    pauses.append((hidden.layer, hidden.attended))
+                    left = range(hidden.layer, part.stop)
+                    runner.step([Row(other, 0, others)])
+            assert reported == list(range(num_layers))
+        each = [(layer, attended) for layer in range(num_layers) for attended in (False, True)]
+        assert pauses == (2 * [one for one in each if one not in ((0, False), (1, False))] if cut else [])
+        found.append(([one.token_id for one in chosen], runner.kv_pool[blocks]))
+    assert found[0][0] == found[1][0] != []
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=0, equal_nan=True)
 
 
 def test_requests_of_a_batch_do_not_see_each_other(saved):

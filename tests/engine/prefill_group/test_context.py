@@ -20,6 +20,7 @@ from engine.core.costs import StepCosts
 from engine.core.emissions import Emission
 from engine.core.worker import Reuse, Worker
 from engine.handoff.reuse import Publisher
+from engine.model.decoder import Between
 from engine.prefill_group.members import Members
 from engine.prefill_group.messages import Place
 from engine.sampling.params import SamplingParams
@@ -43,27 +44,49 @@ class CheckingRunner:
         self.losses: dict[int, Any] = {}
         self.prompts: dict[int, list[int]] = {}  # first token -> the prompt
         self.ends: list[int] = []  # of the rows of all steps
+        self.between = 0  # steps that ended between two layers
+        self.ahead: dict[int, Any] = {}
         self._random = random.Random(seed)
 
     def step(self, rows: Sequence[Any], on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
         self.ends += [row.start + len(row.token_ids) for row in rows]
         for layer in range(LAYERS):
             time.sleep(self._random.random() * 2e-3)
-            if before_layer is not None:
-                before_layer(layer)
             for row in rows:
-                end = row.start + len(row.token_ids)
-                prompt = torch.tensor(self.prompts[row.token_ids[0] // 1000][:end])
-                where = torch.arange(end)
-                blocks = torch.tensor(list(row.block_ids))[where // SIZE]
-                wanted = prompt * 10.0 + layer + where / 1000
-                new = where >= row.start
-                self.kv_pool[blocks[new], layer, :, 0, where[new] % SIZE] = wanted[new, None, None].expand(-1, 2, 2)
-                seen = self.kv_pool[blocks, layer, :, 0, where % SIZE]
-                assert torch.equal(seen, wanted[:, None, None].expand(-1, 2, 2)), "KV of another node is missing"
-            if on_layer is not None:
-                on_layer(layer)
+                self._check(row, layer)
         return [[Sampled(7)] if row.sample else [] for row in rows]
+
+    def step_part(
+        self, row: Any, layers: range, entering: Any, on_layer: Any, goes_on: Any
+    ) -> tuple[Between | None, list[Sampled]]:
+        assert (entering is None and layers == range(LAYERS)) or entering.layer == layers.start
+        attended, end = entering is not None and entering.attended, row.start + len(row.token_ids)
+        for layer in layers:
+            if not attended:
+                time.sleep(self._random.random() * 1e-3)
+                if not goes_on(layer):
+                    self.between += 1
+                    return Between(layer, self.kv_pool, self.kv_pool, attended=False), []
+                self._check(row, layer)
+                on_layer(layer)
+            time.sleep(self._random.random() * 1e-3)
+            if not goes_on(layer):
+                self.between += 1
+                return Between(layer, self.kv_pool, self.kv_pool, attended=True), []
+            attended = False
+        self.ends.append(end)
+        return None, [Sampled(7)] if row.sample else []
+
+    def _check(self, row: Any, layer: int) -> None:
+        end = row.start + len(row.token_ids)
+        prompt = torch.tensor(self.prompts[row.token_ids[0] // 1000][:end])
+        where = torch.arange(end)
+        blocks = torch.tensor(list(row.block_ids))[where // SIZE]
+        wanted = prompt * 10.0 + layer + where / 1000
+        new = where >= row.start
+        self.kv_pool[blocks[new], layer, :, 0, where[new] % SIZE] = wanted[new, None, None].expand(-1, 2, 2)
+        seen = self.kv_pool[blocks, layer, :, 0, where % SIZE]
+        assert torch.equal(seen, wanted[:, None, None].expand(-1, 2, 2)), "KV of another node is missing"
 
 
 class Net:
@@ -131,6 +154,13 @@ class Node:
         self.members.add(request, place, None)
         return request
 
+    def add_short(self, number: int) -> Request:
+        prompt = [1000 * number + i for i in range(9)]
+        self.runner.prompts[number] = prompt
+        request = Request(f"s{number}", list(prompt), 9, SamplingParams(temperature=0, max_tokens=1), 0.0, ROOT)
+        self.worker.add(request)
+        return request
+
     async def stop(self) -> None:
         await self.members.close()
         await self.worker.close()
@@ -159,6 +189,28 @@ async def test_groups_in_any_order_see_all_kv_and_never_wait_in_a_circle(seed):
     await until(lambda: sum(len(node.ended) for node in nodes.values()) == len(requests))
     assert all(error is None for node in nodes.values() for error in node.ended.values())
     assert {request.finish_reason for request in requests} == {"passed", "handover"}
+    for node in nodes.values():
+        await node.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_other_prompts_come_between_the_layers_of_all_groups(seed):
+    """Also while a node waits in its step for another one. Nothing is lost, and no node waits in a circle."""
+    chance, net = random.Random(seed), Net()
+    nodes = {name: Node(net, name, seed * 10 + i) for i, name in enumerate("abc")}
+    requests = []
+    for number in range(1, 6):
+        order = chance.sample("abc", chance.choice([2, 3, 3]))
+        requests += [nodes[name].add(f"r{number}", number, Place(i, order)) for i, name in enumerate(order)]
+    shorts = []
+    while sum(len(node.ended) for node in nodes.values()) < len(requests) + len(shorts):
+        if len(shorts) < 60:
+            shorts.append(chance.choice(list(nodes.values())).add_short(100 + len(shorts)))
+        await asyncio.sleep(0.004 * chance.random())
+    assert all(error is None for node in nodes.values() for error in node.ended.values())
+    assert {request.finish_reason for request in requests} == {"passed", "handover"}
+    assert all(short.finish_reason == "length" for short in shorts)
+    assert sum(node.runner.between for node in nodes.values()) > 5
     for node in nodes.values():
         await node.close()
 

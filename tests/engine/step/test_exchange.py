@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 
 import pytest
 import torch
@@ -60,6 +61,27 @@ def test_the_engine_thread_waits_for_the_layer():
         e.add(0, 1, 32, 32, BLOCKS)
         assert found.result() == [32]
     assert e.waited_s > 0
+
+
+def test_the_engine_thread_waits_no_longer_than_it_may():
+    """Others come while it waits: it takes nothing, and what arrives later is there for the next step."""
+    e, left, waiting = exchange(), [inf, 0.0], threading.Event()
+
+    def left_s() -> float:
+        waiting.set()
+        return left[0]
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(e.take, 0, 64, left_s)
+        waiting.wait()
+        assert not found.done()
+        del left[0]
+        e.look_again()
+        assert found.result() is None and e.waited_s > 0
+        assert thread.submit(e.take, 0, 64, lambda: 0.0).result() is None
+        e.add(0, 0, 32, 32, BLOCKS)
+        assert [start for start, _ in thread.submit(e.take, 0, 64, lambda: 0.0).result()] == [32], "it need not wait"
+        assert thread.submit(e.take, 1, 64, lambda: 0.0).result() is None
 
 
 def test_an_end_wakes_the_engine_thread():

@@ -41,7 +41,20 @@ def test_a_part_that_lost_its_blocks_or_is_far_ahead_stands_still(change):
     assert part.room(0) == 0
 
 
-def test_slices_of_a_chunk_are_as_far_ahead_as_the_chunk():
+def test_the_layers_of_the_next_step():
+    part = Stage(2, 7, 10, 100)
+    assert part.layers_left == part.span == range(2, 7)
+    assert part.next_layers(50, 1000) == range(2, 7)
+    assert part.next_layers(50, 17) == range(2, 5), "17 tokens pass ten layers while 50 pass three"
+    assert part.next_layers(50, 1) == range(2, 3), "at least one"
+    part.passed(50, 5)
+    assert part.layers_left == range(5, 7) and part.next_layers(50, 5) == range(5, 6)
+    part.spent(0.5, "hidden")
+    part.passed(0, 0)
+    assert part.layers_left == range(2, 7) and part.hidden is None and part.spent_s == 0
+
+
+def test_parts_of_a_chunk_are_as_far_ahead_as_the_chunk():
     part = Stage(0, 2, 4, 100)
     part.start(0, [64, 48])
     assert [part.ahead(count) for count in (64, 48, 16)] == [1.0, 0.75, 0.25]

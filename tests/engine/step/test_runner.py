@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention.reference import tokens_of
+from engine.model.decoder import Between
+from engine.model.gpu import Host, Past
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.step.inputs import InputBuilder
-from engine.step.runner import Row, Runner
+from engine.step.runner import QUEUED, Row, Runner
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
 GREEDY = SamplingParams(temperature=0)
@@ -148,6 +150,52 @@ def test_on_layer_comes_when_the_layers_kv_is_in_the_pool_and_no_later_layers():
         for table, length in (([5], 3), ([0, 1], 19), ([8, 6], 20)):
             assert tokens_of(copy, torch.tensor(table), length, copy.dtype).isfinite().all()
     assert ours.kv_pool[6, :, :, :, 4:].isnan().all(), "slots after the last token stay unwritten"
+
+
+class Numbered(Past):
+    """The n-th mark of a stream."""
+
+    def __init__(self, number: int, waited: list[int]) -> None:
+        self._number, self._waited = number, waited
+
+    def synchronize(self) -> None:
+        self._waited.append(self._number)
+
+
+class Device(Host):
+    """Work runs later; only `mark` and the waits for it are seen."""
+
+    asynchronous = True
+
+    def __init__(self) -> None:
+        self.marks, self.waited = 0, list[int]()
+
+    def mark(self, like: torch.Tensor) -> Numbered:
+        self.marks += 1
+        return Numbered(self.marks - 1, self.waited)
+
+
+def test_the_host_queues_a_part_hardly_faster_than_the_device_computes_it():
+    """It asks in each layer whether the part goes on. If all layers were queued by then, the answer would come too
+    late."""
+    model, pool = runner(tiny(layers=6)).model, runner(tiny(layers=6)).kv_pool
+    device = Device()
+    ours = Runner(model, pool, BLOCK_SIZE, gpu=device)
+    asked = []
+
+    def goes_on(layer: int) -> bool:
+        asked.append((layer, len(device.waited)))
+        return layer < 5
+
+    found, chosen = ours.step_part(Row([1] * 18, 0, [0, 1]), range(6), None, None, goes_on)
+    assert isinstance(found, Between) and found.layer == 5 and not chosen
+    assert asked == [(half // 2, max(0, half + 1 - QUEUED)) for half in range(11)]
+    assert device.waited == sorted(device.waited)
+    found, _ = ours.step_part(Row([1] * 18, 0, [0, 1]), range(5, 6), found, None, lambda layer: True)
+    assert found is None
+    whole = runner(tiny(layers=6))
+    whole.step([Row([1] * 18, 0, [0, 1])])
+    assert torch.equal(whole.kv_pool.nan_to_num(7), pool.nan_to_num(7))
 
 
 def test_an_error_in_the_hook_reaches_the_caller():
