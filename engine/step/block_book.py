@@ -199,6 +199,7 @@ class BlockBook:
         for table in request.others:
             table += [GONE] * (len(request.block_ids) - len(table))
         for group, place, block in others:
+            self.pool.assign([block], group)
             request.others[group - 1][place] = block
         self._give_old(request, request.num_computed, gaps=True)
         self.name_full(request)
@@ -230,9 +231,11 @@ class BlockBook:
         except OutOfBlocks:
             self.pool.release(taken)
             raise
-        for table in tables:
+        for group, table in enumerate(tables):
             lacking = end - len(table)
             table += fresh[:lacking]
+            if group:
+                self.pool.assign(fresh[:lacking], group)
             del fresh[:lacking]
         request.block_ids, *request.others = tables
         request.num_named = len(matched)
@@ -275,7 +278,9 @@ class BlockBook:
             fresh = self.pool.allocate(of_tokens + of_states)
             request.block_ids += fresh[:need]
             for group in self._windows:
-                request.others[group - 1] += fresh[group * need : (group + 1) * need]
+                taken = fresh[group * need : (group + 1) * need]
+                self.pool.assign(taken, group)
+                request.others[group - 1] += taken
             if self._states is not None:
                 self._states.take(request, places, fresh[of_tokens:])
 
@@ -385,7 +390,7 @@ class BlockBook:
 
     def check_tables(self, request: Request) -> None:
         """Raises IntegrityError unless the tables of all groups are as long as that of group 0 and have the blocks that
-        the next token of the request needs."""
+        the next token of the request needs, and check_groups finds nothing."""
         for group in self._others if request.others else ():
             assert self._groups is not None
             table, tokens = request.others[group - 1], request.num_computed
@@ -393,6 +398,17 @@ class BlockBook:
             needed = table[first : self.blocks_for(tokens)] if request.num_computed else []
             if len(table) != len(request.block_ids) or GONE in needed:
                 raise IntegrityError(f"{request.request_id} lacks blocks of group {group} behind {tokens} tokens")
+        self.check_groups(request)
+
+    def check_groups(self, request: Request) -> None:
+        """Raises IntegrityError if a block in the table of one group belongs to another: then the count of one group's
+        references would hide what the other has lost."""
+        for group, table in enumerate((request.block_ids, *request.others)):
+            for place, block in enumerate(table):
+                if block != GONE and (owner := self.pool.group_of(block)) != group:
+                    raise IntegrityError(
+                        f"{request.request_id}: place {place} of group {group} has block {block} of group {owner}"
+                    )
 
 
 def _has_some_layers(request: Request) -> bool:

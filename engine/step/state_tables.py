@@ -57,6 +57,7 @@ class StateTables:
             table = request.others[group - 1]
             table += [GONE] * (len(request.block_ids) - len(table))
             for place, block in zip(places, blocks[number * len(places) :], strict=False):
+                self._pool.assign([block], group)
                 table[place] = block
 
     def last(self, request: Request) -> tuple[int, list[tuple[int, int]]]:
