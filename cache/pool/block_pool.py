@@ -24,7 +24,7 @@ from typing import cast
 from cache.block import BlockKey
 from cache.pool.aside import Aside
 from cache.pool.policy import LRU, PLAIN, EvictionPolicy, Facts, Sharing
-from cache.pool.prefix import PrefixIndex
+from cache.pool.prefix import Place, PrefixIndex
 
 
 class OutOfBlocks(Exception):
@@ -61,9 +61,10 @@ class BlockPool:
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._aside = Aside()
 
-    def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
-        """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
-        self._index.watch(changed)
+    def watch(self, changed: Callable[[BlockKey, bool], None], *, places: bool = False) -> None:
+        """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change. `places`:
+        see PrefixIndex.watch."""
+        self._index.watch(changed, places=places)
 
     # --- room
 
@@ -222,16 +223,16 @@ class BlockPool:
 
     # --- content
 
-    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN, *, told: bool = True) -> bool:
+    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN, place: Place | None = None) -> bool:
         """Declare the content of the held block complete and known as `key`. Returns False when another block already
         has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`.
-        Watchers hear of the key if `told`."""
+        `place`: of a block of another group than 0."""
         if not self._held(block_id):
             raise ValueError(f"block {block_id} is not held, so no key may name its content")
         known = self._index.block_of(key)
         if known is not None:
             return known == block_id
-        self._index.add(key, block_id, told=told)
+        self._index.add(key, block_id, place)
         self._newcomers[key] = Newcomer(facts)
         return True
 

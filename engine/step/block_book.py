@@ -16,6 +16,7 @@ from cache.block import BlockKey
 from cache.layer_groups import GONE, LayerGroups, StatePlaces, group_key, servable
 from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from cache.pool.policy import Facts
+from cache.pool.prefix import Place
 from engine.step.cold import Cold, Lodged
 from engine.step.request import Request
 from engine.step.state_tables import StateTables
@@ -40,6 +41,7 @@ class BlockBook:
         self._groups = groups
         self._others = range(1, 1 if groups is None else len(groups.windows))
         self._windows = range(1, 1 if groups is None else groups.first_state)
+        self._sorts = {group: groups.sort(group) for group in self._others if groups is not None}
         self._states: StateTables | None = None
         if groups is not None and groups.num_states:
             self._states = StateTables(pool, groups, StatePlaces(block_size, state_interval), step_tokens)
@@ -305,9 +307,13 @@ class BlockBook:
         others = [
             (key, block_id, facts)
             for group, i, (key, block_id, facts) in self._named_others(request, first, full)
-            if self.pool.name(block_id, key, facts, told=False) and self._pools(request, group, i)
+            if self.pool.name(block_id, key, facts, self._place(request, group, i)) and self._pools(request, group, i)
         ]
         return [full_blocks[i] for i in fresh] + others
+
+    def _place(self, request: Request, group: int, position: int) -> Place:
+        first, count = self._sorts[group]
+        return Place(group_key(request.block_keys(self.block_size)[position], first), count)
 
     def _pools(self, request: Request, group: int, position: int) -> bool:
         assert self._groups is not None
@@ -353,7 +359,7 @@ class BlockBook:
         for group, block_id in parts:
             key, facts = group_key(request.block_keys(self.block_size)[place], group), self.facts(request, place)
             if self.pool.lookup(key) is None:
-                self.pool.name(block_id, key, facts, told=False)
+                self.pool.name(block_id, key, facts, self._place(request, group, place))
                 named.append((key, block_id, facts))
         return named
 
