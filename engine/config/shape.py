@@ -100,8 +100,8 @@ def _check_states(config: Config, kv_dtype: str) -> None:
     ):
         if dtype in pool_types:
             raise UsageError(f"{flag} {dtype}: the states of this model have no such encoding; leave it on auto")
-    if config.speculative_method != "none":
+    if config.speculative_method not in ("none", "ngram", "suffix"):
         raise UsageError(
-            f"--speculative-method {config.speculative_method}: a state cannot go back behind a draft that was "
-            "rejected; give none"
+            f"--speculative-method {config.speculative_method}: with states, drafts are looked up in texts, because "
+            "no model that drafts has been tried with them; give ngram, suffix or none"
         )

@@ -217,7 +217,8 @@ class StepPlanner:
             count = request.cold.pending
         end = request.num_computed + count
         samples = end == request.num_tokens and (request.part is None or request.part.last)
-        return ScheduledRow(request, request.num_computed, count, samples)
+        again = request.state_lag
+        return ScheduledRow(request, request.num_settled, again + count, samples, again=again)
 
 
 def _of_batch(request: Request) -> bool:

@@ -258,21 +258,21 @@ class BlockBook:
             total += max(0, min(missing, most - held))
         return total if self._states is None else total + self._states.lacks(request, missing)
 
-    def extend(self, request: Request, count: int) -> None:
-        """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then takes none; blocks that windows
-        have passed are given back all the same."""
+    def extend(self, request: Request, count: int, drafts: int = 0) -> None:
+        """Take blocks for `count` more computed tokens, the last `drafts` of which leave no state. Raises OutOfBlocks
+        and then takes none; blocks that windows have passed are given back all the same."""
         if request.cold is not None:
             if not request.block_ids:
                 request.block_ids = self.pool.allocate(request.cold.arena_blocks)
                 request.cold.seat(request.block_ids)
             request.cold.keys = request.block_keys(self.block_size)
             return
-        start, end = request.num_computed, request.num_computed + count
+        start, end = request.num_settled, request.num_computed + count
         need = self.blocks_for(end) - len(request.block_ids)
         if self._groups is not None:
             self._open(request)
             self._give_old(request, start)
-        places = [] if self._states is None else self._states.lacking(request, start, end)
+        places = [] if self._states is None else self._states.lacking(request, start, end - drafts)
         if need > 0 or places:
             need = max(0, need)
             of_tokens = need * (1 + len(self._windows))
@@ -294,7 +294,7 @@ class BlockBook:
         if request.cold is not None:
             self._name_cold(request, request.cold)
             return []
-        full = request.num_computed // self.block_size
+        full = request.num_settled // self.block_size
         unnamed = request.private or _has_some_layers(request)
         if not self.prefix_caching or unnamed or full <= request.num_named:
             return []
@@ -370,6 +370,11 @@ class BlockBook:
 
     # --- giving back
 
+    def settle(self, request: Request, num_tokens: int) -> None:
+        """A step has left the states of the request, if the model keeps any, behind its first `num_tokens` tokens."""
+        if self._states is not None:
+            request.state_lag = max(0, request.num_computed - num_tokens)
+
     def cut(self, request: Request, num_tokens: int) -> None:
         """Keep the first `num_tokens` computed tokens of a request, in whole blocks, and release the other blocks."""
         keep = num_tokens // self.block_size
@@ -385,7 +390,7 @@ class BlockBook:
         self.name_last_state(request)
         self.pool.release(request.held_blocks)
         request.block_ids, request.others = [], []
-        request.num_computed = 0
+        request.num_computed = request.state_lag = 0
         request.num_named = 0
         if request.cold is not None:
             request.cold.unseat()
@@ -399,9 +404,9 @@ class BlockBook:
         the next token of the request needs, and check_groups finds nothing."""
         for group in self._others if request.others else ():
             assert self._groups is not None
-            table, tokens = request.others[group - 1], request.num_computed
+            table, tokens = request.others[group - 1], request.num_settled
             first = self._groups.first_needed(group, tokens, self.block_size)
-            needed = table[first : self.blocks_for(tokens)] if request.num_computed else []
+            needed = table[first : self.blocks_for(tokens)] if tokens else []
             if len(table) != len(request.block_ids) or GONE in needed:
                 raise IntegrityError(f"{request.request_id} lacks blocks of group {group} behind {tokens} tokens")
         self.check_groups(request)
