@@ -2,7 +2,8 @@
 
 A request's states are spread over G blocks, one of each group of states; a layer's part is one or more pieces of them.
 A step reads the state before its first token and writes the one after its last token, and those at the block borders on
-the way that the request keeps. The blocks that it reads and writes may be the same.
+the way that the request keeps. The blocks that it reads and writes may be the same. Tokens of a draft come last and
+leave no state, because they may be wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class StateBatch:
     fresh: Tensor  # [S] bool: requests that begin, with a state of zeros
     decodes: Tensor  # [D, G] int64: get the state after the token
     chunks: Sequence[Sequence[tuple[int, Tensor]]]  # of each further request, in order: (tokens of this step, blocks
-    # [G] int64 that get the state after them); the last one after all of them
+    # [G] int64 that get the state after them); the last one after all of them but its drafts
+    drafts: Sequence[int] = ()  # of each of these, tokens behind them that leave no state; empty: none has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,11 @@ class Place:
     def elements(self) -> int:
         """Of a state."""
         return self.slots.elements
+
+    def apart(self, blocks: Tensor) -> Place:
+        """A copy of one state, of blocks [1, G], in memory of its own: its one block is 0."""
+        copy = self.read(blocks)
+        return Place(copy, StateSlots(((0, 0, copy.shape[1]),)))
 
 
 def memory_of(pool: Tensor) -> Tensor:

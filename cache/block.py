@@ -92,6 +92,10 @@ class BlockGeometry:
         """Blocks that a decode node needs of a prompt of `tokens` tokens."""
         return -(-tokens // self.block_size) if self.groups is None else self.groups.needed(tokens, self.block_size)
 
+    def others_fetched(self, held: int, blocks: int) -> int:
+        """Blocks of other groups that come with a prefix of `blocks` blocks to a node that can go on after `held`."""
+        return 0 if self.groups is None else self.groups.others_fetched(held, blocks, self.block_size)
+
     @property
     def planes(self) -> int:
         """2: K and V. 1: one row that is both."""

@@ -37,6 +37,7 @@ class LayerGroups:
     layers: int  # in a block of a group without states
     state_bytes: int = 0  # of the state of one layer; 0: no layer has one
     pools_ends: bool = False  # of windows, the pool keeps only the blocks that go on at or behind the ends of prompts
+    state_interval: int = 0  # a prompt saves states after so many blocks each, besides those at its ends; 0: only these
 
     def pools(self, group: int, place: int, prompt_tokens: int, block_size: int) -> bool:
         """Whether a block of a group other than 0, of a request with a prompt of `prompt_tokens` tokens, goes to the
@@ -47,18 +48,18 @@ class LayerGroups:
         return place >= self.first_needed(group, end, block_size)
 
     @property
-    def widest(self) -> int:
-        """A group with the longest window: at a border at which it can go on, all groups with windows can. 0: there is
-        none."""
-        return max(range(self.first_state), key=lambda group: self.windows[group])
+    def has_windows(self) -> bool:
+        return max(self.windows) > 0
 
-    def window_ends(self, present: Sequence[bool], first: int, block_size: int) -> list[bool]:
-        """After which of the blocks first, first + 1, ... the `widest` group can go on. present: whether it has each of
-        them; it has all before them."""
-        missing, ends = -1, list[bool]()
-        for place, here in enumerate(present, first):
-            missing = missing if here else place
-            ends.append(missing < self.first_needed(self.widest, (place + 1) * block_size, block_size))
+    def window_ends(self, present: Sequence[Sequence[bool]], first: int, block_size: int) -> list[bool]:
+        """After which of the blocks first, first + 1, ... all groups without states can go on. present: of each of them
+        but group 0, whether it has each of these blocks; it has what it needs of those before them."""
+        ends = [True] * len(present[0])
+        for group, of_group in enumerate(present, 1):
+            missing = -1
+            for at, here in enumerate(of_group):
+                missing = missing if here else first + at
+                ends[at] &= missing < self.first_needed(group, (first + at + 1) * block_size, block_size)
         return ends
 
     @property
@@ -71,12 +72,24 @@ class LayerGroups:
         """The number of groups of states."""
         return len(self.windows) - self.first_state
 
+    def sort(self, group: int) -> tuple[int, int]:
+        """The groups other than 0 that need blocks at the same places as `group`, because their windows are the same,
+        or because they are the parts of the states: (the first of them, their number)."""
+        others, window = self.windows[1:], self.windows[group]
+        return 1 + others.index(window), others.count(window)
+
     def first_needed(self, group: int, tokens: int, block_size: int) -> int:
         """The first block of a group that the next token after `tokens` tokens needs."""
         window = self.windows[group]
         if window == STATE:
             return max(0, tokens - 1) // block_size
         return max(0, tokens - window + 1) // block_size if window else 0
+
+    def others_fetched(self, held: int, blocks: int, block_size: int) -> int:
+        """Blocks of the groups other than 0 that come with a prefix of `blocks` blocks to a node that can go on after
+        its first `held` blocks."""
+        first = (self.first_needed(group, blocks * block_size, block_size) for group in range(1, len(self.windows)))
+        return sum(max(0, blocks - max(held, at)) for at in first)
 
     def needed(self, tokens: int, block_size: int) -> int:
         """Blocks of all groups that a request with `tokens` tokens needs to go on."""

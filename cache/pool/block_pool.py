@@ -4,6 +4,9 @@ A block has two reference counts: one for requests and one for transfers in flig
 count is above zero. When both are zero, a block without a key is free. A block with a key is cached: `match` finds it
 by its key, and the pool evicts it when it needs room.
 
+A model whose layers are in groups takes the blocks of all of them from one pool. `assign` says which group a block is
+for, so every account and every error names the group.
+
     free ──allocate──> held ──name──> held and named
       ^                 │                │       ^
       └─both counts 0───┘    both counts 0       acquire, hold
@@ -21,7 +24,7 @@ from typing import cast
 from cache.block import BlockKey
 from cache.pool.aside import Aside
 from cache.pool.policy import LRU, PLAIN, EvictionPolicy, Facts, Sharing
-from cache.pool.prefix import PrefixIndex
+from cache.pool.prefix import Place, PrefixIndex
 
 
 class OutOfBlocks(Exception):
@@ -53,13 +56,15 @@ class BlockPool:
         self._index = PrefixIndex()
         self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
         self._sharing = self._policy if isinstance(self._policy, Sharing) else None
+        self._group_of: dict[int, int] = {}  # groups of blocks that are not free and not of group 0
         self._class_of: dict[int, str] = {}  # classes of blocks from `allocate_for`, until they are free
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._aside = Aside()
 
-    def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
-        """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
-        self._index.watch(changed)
+    def watch(self, changed: Callable[[BlockKey, bool], None], *, places: bool = False) -> None:
+        """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change. `places`:
+        see PrefixIndex.watch."""
+        self._index.watch(changed, places=places)
 
     # --- room
 
@@ -140,8 +145,20 @@ class BlockPool:
 
     def _freed(self, block_id: int) -> None:
         self._free.append(block_id)
+        if self._group_of:
+            self._group_of.pop(block_id, None)
         if self._sharing is not None and block_id in self._class_of:
             self._sharing.gave(self._class_of.pop(block_id))
+
+    # --- groups
+
+    def assign(self, block_ids: Iterable[int], group: int) -> None:
+        """Say that these blocks, fresh from `allocate`, are for a group other than 0, until they are free."""
+        for block_id in block_ids:
+            self._group_of[block_id] = group
+
+    def group_of(self, block_id: int) -> int:
+        return self._group_of.get(block_id, 0)
 
     # --- references
 
@@ -206,16 +223,16 @@ class BlockPool:
 
     # --- content
 
-    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN, *, told: bool = True) -> bool:
+    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN, place: Place | None = None) -> bool:
         """Declare the content of the held block complete and known as `key`. Returns False when another block already
         has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`.
-        Watchers hear of the key if `told`."""
+        `place`: of a block of another group than 0."""
         if not self._held(block_id):
             raise ValueError(f"block {block_id} is not held, so no key may name its content")
         known = self._index.block_of(key)
         if known is not None:
             return known == block_id
-        self._index.add(key, block_id, told=told)
+        self._index.add(key, block_id, place)
         self._newcomers[key] = Newcomer(facts)
         return True
 
@@ -260,32 +277,57 @@ class BlockPool:
             "evictions": self.num_evictions,
         }
 
+    def usage_by_group(self) -> dict[int, dict[str, int]]:
+        """Blocks of each group that are cached or held. O(num_blocks)."""
+        found = {group: {"cached": 0, "held": 0} for group in {0, *self._group_of.values()}}
+        for block_id in range(self.num_blocks):
+            if self._held(block_id):
+                found[self.group_of(block_id)]["held"] += 1
+            elif self._index.key_of(block_id) is not None:
+                found[self.group_of(block_id)]["cached"] += 1
+        return found
+
     def references(self) -> dict[str, int]:
         """Sums of both counts, for leak checks: both are zero on a node without work."""
         return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
 
     def check_transfer_owners(self, owned: Iterable[int]) -> None:
         """`owned` lists each block once per transfer reference that a component claims to hold. Raises IntegrityError
-        when the claims differ from the counts."""
-        _check_owners(self._transfer_refs, owned, "transfers")
+        when the claims differ from the counts, with the groups and their blocks."""
+        self._check_owners(self._transfer_refs, owned, "transfers")
 
     def check_request_owners(self, owned: Iterable[int]) -> None:
         """`owned` lists each block once per request reference that a component claims to hold. Raises IntegrityError
-        when the claims differ from the counts."""
-        _check_owners(self._request_refs, owned, "requests")
+        when the claims differ from the counts, with the groups and their blocks."""
+        self._check_owners(self._request_refs, owned, "requests")
+
+    def _check_owners(self, counts: Sequence[int], owned: Iterable[int], owners: str) -> None:
+        claims = Counter(owned)
+        lost = [block for block, count in enumerate(counts) if count > claims[block]]
+        false = [block for block, count in enumerate(counts) if count < claims[block]]
+        if lost:
+            raise IntegrityError(f"{len(lost)} blocks are held for unknown {owners}: {self._by_group(lost)}")
+        if false:
+            raise IntegrityError(f"{len(false)} blocks of running {owners} are not held: {self._by_group(false)}")
 
     def check_integrity(self) -> None:
-        """Recounts every block. Raises IntegrityError unless free + cached + held = total and all maps agree."""
+        """Recounts every block. Raises IntegrityError unless free + cached + held = total, with the blocks of each
+        group counted by themselves, and all maps agree."""
         free = set(self._free)
         held = {b for b in range(self.num_blocks) if self._held(b)}
         cached = {b for _, b in self._index.pairs() if b not in held}
+        nowhere = set(range(self.num_blocks)) - free - held - cached
         problems = []
-        if min(self._request_refs + self._transfer_refs, default=0) < 0:
-            problems.append("a reference count is negative")
+        if negative := [b for b in range(self.num_blocks) if min(self._request_refs[b], self._transfer_refs[b]) < 0]:
+            problems.append(f"a reference count is negative: {self._by_group(negative)}")
         if len(free) != len(self._free):
             problems.append("a block is in the free list twice")
-        if free & held or free & cached:
-            problems.append(f"free blocks are in use or cached: {sorted(free & (held | cached))}")
+        if wrong := free & (held | cached):
+            problems.append(f"free blocks are in use or cached: {self._by_group(wrong)}")
+        if wrong := free & set(self._group_of):
+            problems.append(f"free blocks still belong to groups: {self._by_group(wrong)}")
+        if nowhere:
+            problems.append(f"blocks are neither free nor cached nor held: {self._by_group(nowhere)}")
         if len(free) + len(cached) + len(held) != self.num_blocks:
             problems.append(f"free {len(free)} + cached {len(cached)} + held {len(held)} != total {self.num_blocks}")
         if len(self._policy) != len(cached):
@@ -295,12 +337,9 @@ class BlockPool:
         if problems:
             raise IntegrityError("; ".join(problems))
 
-
-def _check_owners(counts: Sequence[int], owned: Iterable[int], owners: str) -> None:
-    claims = Counter(owned)
-    lost = [block for block, count in enumerate(counts) if count > claims[block]]
-    false = [block for block, count in enumerate(counts) if count < claims[block]]
-    if lost:
-        raise IntegrityError(f"{len(lost)} blocks are held for unknown {owners}: {lost[:16]}")
-    if false:
-        raise IntegrityError(f"{len(false)} blocks of running {owners} are not held: {false[:16]}")
+    def _by_group(self, block_ids: Iterable[int]) -> str:
+        """The first blocks of each group, for an error: `group 1: [7, 9], group 2: [4]`."""
+        groups: dict[int, list[int]] = {}
+        for block_id in sorted(block_ids):
+            groups.setdefault(self.group_of(block_id), []).append(block_id)
+        return ", ".join(f"group {group}: {blocks[:16]}" for group, blocks in sorted(groups.items()))

@@ -62,9 +62,10 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
         item, kind = type_bytes[kv_dtype], model.kv_kind
         layer_bytes = BlockGeometry(1, model.num_kv_heads, model.head_size, config.block_size, kv_dtype, kind=kind)
         groups = layer_groups(model.windows, model.states, model.state_bytes(item), layer_bytes.layer_bytes)
+        groups = groups and replace(groups, state_interval=config.state_interval)
     else:
         groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
-    if groups is not None and groups.widest and config.pool_windows == "ends":
+    if groups is not None and groups.has_windows and config.pool_windows == "ends":
         groups = replace(groups, pools_ends=True)
     if groups is not None and config.speculative_method == "eagle":
         raise UsageError(
@@ -99,8 +100,8 @@ def _check_states(config: Config, kv_dtype: str) -> None:
     ):
         if dtype in pool_types:
             raise UsageError(f"{flag} {dtype}: the states of this model have no such encoding; leave it on auto")
-    if config.speculative_method != "none":
+    if config.speculative_method not in ("none", "ngram", "suffix"):
         raise UsageError(
-            f"--speculative-method {config.speculative_method}: a state cannot go back behind a draft that was "
-            "rejected; give none"
+            f"--speculative-method {config.speculative_method}: with states, drafts are looked up in texts, because "
+            "no model that drafts has been tried with them; give ngram, suffix or none"
         )

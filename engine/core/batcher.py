@@ -286,7 +286,8 @@ class Batcher:
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
         one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
-        known tokens count as computed, so rejected drafts need no rollback."""
+        known tokens count as computed, so rejected drafts need no rollback: a step leaves states behind the last token
+        that was known, and the next one computes accepted drafts again."""
         done = Committed()
         self._changes += 1
         self._in_step = {}
@@ -307,6 +308,7 @@ class Batcher:
             reason, kept = self._append(request, sampled or ()) if row.samples else (None, 0)
             written = row.start + row.num_tokens
             request.num_computed = min(written, request.num_tokens - 1) if row.samples else written
+            self.blocks.settle(request, written - row.num_drafts)
             done.named += self.blocks.name_full(request)
             if request.part is not None and not request.part.last:
                 done.passed.append(index)

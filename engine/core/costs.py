@@ -144,7 +144,7 @@ class StepCosts:
         if not rows and tokens and len(step.rows) == 1 and lone.decodes and lone.share == 1:
             self.served.decoded([lone.request.request_id], end, end - begin, tokens)
         if rows and tokens:
-            plain = len(rows) == len(step.rows) and not any(row.num_drafts for row in rows)
+            plain = len(rows) == len(step.rows) and not _drafts(rows)
             context = sum(row.start + 1 for row in rows)
             step_s = end - begin if plain else self.decode.estimate(len(rows), context)
             self.served.decoded([row.request.request_id for row in rows], end, step_s, tokens)
@@ -193,8 +193,8 @@ class StepCosts:
 
 
 def _drafts(rows: Sequence[ScheduledRow]) -> list[int]:
-    """The number of draft tokens of each row with some."""
-    return [row.num_drafts for row in rows if row.num_drafts]
+    """The number of draft tokens of each row with some; tokens that are computed again cost as much."""
+    return [more for row in rows if (more := row.num_drafts + row.again)]
 
 
 def _of_parts(step: Step) -> tuple[float, float, float]:

@@ -239,7 +239,8 @@ class StepPlanner:
             count, spent_s = apart.pending, apart.spent_s
         end = request.num_computed + count
         samples = end == request.num_tokens and (request.part is None or request.part.last)
-        row = ScheduledRow(request, request.num_computed, count, samples, spent_s=spent_s)
+        again = request.state_lag
+        row = ScheduledRow(request, request.num_settled, again + count, samples, again=again, spent_s=spent_s)
         if request.part is not None:
             row.layers = request.part.next_layers(count, work)
             row.samples = samples and row.ends

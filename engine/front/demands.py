@@ -3,7 +3,8 @@
 Transfers are priced by the bytes that really move, and measured paths are too (the `bytes` of the timeline's
 `kv_moved` and `prefix_fetched`). --wire-dtype and --pool-dtype make them fewer than the bytes of the arena; what comes
 from the arena of another node is never encoded. A window layer hands over its window, not the whole prompt, and a layer
-with a state its state; a fetch from the pool is priced with a state, and without the blocks of windows, a constant.
+with a state its state; so does a fetch. The blocks that a request needs of a decode node's arena are those of all
+groups, as are the free blocks that nodes report.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from cache.block import BlockGeometry
 from cache.results import LeadingRun
 from engine.step.request import Request
-from sched.placement.demand import Demand
+from sched.placement.demand import MAX_OUTPUT_TOKENS, Demand
 from sched.placement.pooled import PooledPrefix
 from sched.placement.view import View
 
@@ -34,19 +35,24 @@ class Demands:
             ssd_tokens=pooled.ssd_blocks * size,
             ssd_s=pooled.ssd_s,
         ).worth_fetching(view)
-        states = self._geometry.state_blocks
-        fetch_from = "arena" if held_tokens > prefix.tokens and not states else "pool"  # see PrefixSources
+        fetch_from = "arena" if held_tokens > prefix.tokens else "pool"
         from_pool = fetch_from == "pool"
-        fetched = max(1, prefix.tokens // size)
+        pool_tokens = prefix.tokens if from_pool else held_tokens
+        fetched = max(1, pool_tokens // size)
+        max_tokens = request.sampling.max_tokens - request.num_output_tokens
+        longest = request.num_tokens + min(max_tokens, MAX_OUTPUT_TOKENS)
         return Demand(
             num_tokens=request.num_tokens,
-            max_tokens=request.sampling.max_tokens - request.num_output_tokens,
-            pool_tokens=prefix.tokens if from_pool else held_tokens,
+            max_tokens=max_tokens,
+            pool_tokens=pool_tokens,
             block_size=size,
             handover_token_bytes=self._geometry.handover_blocks(request.num_tokens)
             * self._geometry.wire_bytes
             / max(size, -(-request.num_tokens // size) * size),
-            fetch_token_bytes=self._fetch_block_bytes[fetch_from] * (1 + states / fetched) / size,
+            fetch_token_bytes=self._fetch_block_bytes[fetch_from]
+            * (1 + self._geometry.others_fetched(0, fetched) / fetched)
+            / size,
+            other_blocks=self._geometry.handover_blocks(longest) - -(-longest // size),
             service_class=request.service_class,
             fetch_from=fetch_from,
             ssd_s=prefix.ssd_s if from_pool else 0.0,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.block import BlockGeometry, BlockKey
+from cache.pool.borders import borders_of
 from engine.front.placed import ProbeAnswer
 from engine.unlike.nodes import UnlikeNodes
 from net.gossip.driver import Gossip
@@ -134,7 +135,7 @@ class Neighbours:
         self._geometry = geometry
         self.arrivals = ArrivalRate()
         self._gossip, self._links, self._max_waiting, self._rng = gossip, links, max_waiting, rng
-        self._matcher = Matcher(lambda: gossip.core.digests.holders)
+        self._matcher = Matcher(lambda: gossip.core.digests.holders, borders_of(geometry))
         self._layout: _Layout | None = None
         self._known: Known | None = None
 
@@ -163,7 +164,7 @@ class Neighbours:
         return Known(view, layout.here, asked, layout.places, layout.ring, now, sites)
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
-        """Leading tokens that each node of the view holds, according to its digest. Do not modify the result."""
+        """Leading tokens after which each node of the view can go on, by its digest. Do not modify the result."""
         depths = self._matcher.depths(keys, block_size, known.places, self.unlike.each) if keys else None
         return known.view.none if depths is None else depths
 

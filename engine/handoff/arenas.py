@@ -4,6 +4,9 @@ record of the prompts it handed over. Pure.
 The next turn of a chat starts with the last prompt and its answer. The prompt is in the arena of this node, which
 computed it; the answer is on the node that decoded it. Digests show this after a second or two; this node remembers
 immediately where it sent the prompt.
+
+If the layers of the model are in groups, an arena helps up to the last border at which it has, with what is here, what
+every group needs (cache/pool/borders.py).
 """
 
 from __future__ import annotations
@@ -12,19 +15,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from cache.block import BlockKey
+from cache.pool.borders import Borders
 from sched.gossip.holders import Holders
+from sched.placement.match import ANCHORS
 
 HANDED_OVER_MAX = 4096
 """Prompts remembered."""
 
 
 class Arenas:
-    """The arenas that node `me` knows. `holders()` returns the digests; `alive(node)`: whether to ask the node."""
+    """The arenas that node `me` knows. `holders()` returns the digests; `alive(node)`: whether to ask the node;
+    borders: None = the model has one group."""
 
-    def __init__(self, me: str, holders: Callable[[], Holders], alive: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        me: str,
+        holders: Callable[[], Holders],
+        alive: Callable[[str], bool],
+        borders: Borders | None = None,
+    ) -> None:
         self._me = me
         self._holders = holders
         self._alive = alive
+        self._borders = borders
         self._handed_over: OrderedDict[BlockKey, str] = OrderedDict()  # last full block of a prompt -> its decode node
 
     def handed_over(self, key: BlockKey, node: str) -> None:
@@ -42,7 +55,25 @@ class Arenas:
         if first < len(keys):
             holders = self._holders()
             hits = holders.best_hits(keys[first:]).tolist()
+            if self._borders is not None and any(hits):
+                hits = _servable(self._borders, holders, keys, first, hits)
             found = {node: depth for node, depth in zip(holders.nodes, hits, strict=True) if node and depth}
-            if first and (node := self._handed_over.get(keys[first - 1])) is not None:
+            guesses = self._borders is None or not self._borders.has_states  # which has one where, only a digest says
+            if guesses and first and (node := self._handed_over.get(keys[first - 1])) is not None:
                 found[node] = max(found.get(node, 0), pooled or len(keys) - first)
         return {node: depth for node, depth in found.items() if node != self._me and self._alive(node)}
+
+
+def _servable(borders: Borders, holders: Holders, keys: Sequence[BlockKey], first: int, hits: list[int]) -> list[int]:
+    """By index of the holders: blocks of keys[first:] with which this node, which has keys[:first], can go on. hits:
+    those that they have of group 0."""
+    among = sum(1 << index for index, depth in enumerate(hits) if depth)
+    deepest = first + max(hits)
+    tried = borders.below(deepest, max(1, -(-deepest // ANCHORS)), [first + depth for depth in hits if depth])
+    wanted = borders.wanted(keys, [border for border in tried if border > first], first)
+    reached = [0] * len(hits)
+    for border, mask in holders.reached(wanted, among):
+        for index in range(len(hits)):
+            if mask >> index & 1:
+                reached[index] = border - first
+    return reached

@@ -14,20 +14,27 @@ async def leading_run(
     store: Store, keys: Sequence[BlockKey], groups: LayerGroups | None, first: int, block_size: int
 ) -> LeadingRun:
     """The leading run of `keys` in the pool, which name the blocks first, first + 1, ... of a prompt; all before them
-    are here. With states among `groups`, it ends at a border at which the pool has a state, by its first part: the
-    others were stored with it. If the pool keeps the blocks of windows only at ends (--pool-windows ends), it ends
-    where the widest window can go on."""
-    run = await store.find(keys)
-    if groups is None or not run.blocks:
-        return run
+    are here. It ends at a border at which every group of the model can go on with what the pool has: with states, where
+    it has one, by its first part: the others were stored with it; with windows, where it has their last blocks."""
+    whole = await store.find(keys)
+    if groups is None or not whole.blocks:
+        return whole
+    keys, ends = keys[: whole.blocks], [True] * whole.blocks
     if groups.num_states:
-        run = run.up_to(await _exist(store, keys[: run.blocks], groups.first_state))
-    if groups.pools_ends and run.blocks:
-        present = await _exist(store, keys[: run.blocks], groups.widest)
-        run = run.up_to(groups.window_ends(present, first, block_size))
-    return run
+        ends = await _exist(store, keys, [groups.first_state])
+    run, others = whole.up_to(ends), range(1, groups.first_state)
+    if not others or not run.blocks:
+        return run
+    end = (first + run.blocks) * block_size
+    needed = min(groups.first_needed(group, end, block_size) for group in others)
+    if not groups.pools_ends and all(await _exist(store, keys[max(0, needed - first) : run.blocks], others)):
+        return run
+    here = await _exist(store, keys, others)
+    present = [here[at : at + len(keys)] for at in range(0, len(here), len(keys))]
+    windows = groups.window_ends(present, first, block_size)
+    return whole.up_to([state and window for state, window in zip(ends, windows, strict=True)])
 
 
-async def _exist(store: Store, keys: Sequence[BlockKey], group: int) -> list[bool]:
-    """Whether the pool has each of these blocks of a group."""
-    return await store.exists_many([group_key(key, group) for key in keys])
+async def _exist(store: Store, keys: Sequence[BlockKey], groups: Sequence[int]) -> list[bool]:
+    """Whether the pool has each of these blocks of the groups, one group after the other."""
+    return await store.exists_many([group_key(key, group) for group in groups for key in keys])

@@ -123,7 +123,7 @@ class PrefixSources:
         size = each * self._pooled.pool_bytes
         for count, ssd_s in runs.items():
             if count:
-                nbytes = (count + self._geometry.state_blocks) * size
+                nbytes = (count + self._geometry.others_fetched(first, first + count)) * size
                 load_s = ssd_s + max(self._way_s(nbytes), self._homes_s(keys[:count], nbytes))
                 sources.append(self._source(POOL, keys[:count], first, load_s, size, self._pool_blocks.get))
         return sources
@@ -150,13 +150,13 @@ class PrefixSources:
         return sources
 
     def _others(self, keys: Sequence[BlockKey], first: int, pooled: int) -> list[Source]:
-        """The other arena that saves the most time, as a list of at most one. No node knows at which borders others
-        have states, so with states only the pool is a source."""
-        if self._of_others is None or self._geometry.state_blocks:
+        """The other arena that saves the most time, as a list of at most one."""
+        if self._of_others is None:
             return []
         sources, size = [], self._geometry.block_bytes
         for node, count in self._of_others.arenas.beyond(keys, first, pooled).items():
-            load_s = max(self._way_s(count * size), self._node_s(node, count * size))
+            nbytes = (count + self._geometry.others_fetched(first, first + count)) * size
+            load_s = max(self._way_s(nbytes), self._node_s(node, nbytes))
             get = partial(self._of_others.borrowing.get, node)
             run = keys[first : first + count]
             sources.append(self._source(node, run, first, load_s, size, get, ARENA_LOAD_WEIGHT))

@@ -70,7 +70,8 @@ class DeltaRule:
             self.rule.step(tokens, matrices, states.read[:row], states.fresh[:row], states.decodes, out[:row])
             inputs.write(states.decodes, self._packed(window[:, 1:], kv_dtype))
         for request, ends in enumerate(states.chunks, row):
-            last = row + ends[-1][0]
+            drafts = states.drafts[request - len(states.decodes)] if states.drafts else 0
+            last = row + ends[-1][0] + drafts
             window = torch.cat((past[request], mixed[row:last]))  # [kernel - 1 + tokens, channels]
             tokens = Tokens(*self._heads(self._convolved(window[None])[0]), decay[row:last], rate[row:last])
             of_chunk, begin = out[row:last], 0
@@ -81,6 +82,10 @@ class DeltaRule:
                 self.rule.chunk(tokens.part(begin, end), matrices, read, fresh, write, of_chunk[begin:end])
                 inputs.write(write, self._packed(window[None, end : end + sizes.kernel - 1], kv_dtype))
                 begin, read, fresh = end, write, None
+            if drafts:
+                only = read.new_zeros(1, 1)
+                tail, rest = tokens.part(begin, begin + drafts), of_chunk[begin:]
+                self.rule.chunk(tail, matrices.apart(read), only, None, only, rest)
             row = last
         gate = z.reshape(out.shape).float()
         if self.narrow is None:

@@ -379,6 +379,7 @@ class Engine:
         """For /debug/state. Recounts every block: `integrity` is None if all counts agree."""
         return {
             "blocks": self.pool.usage(),
+            "groups": self.pool.usage_by_group(),
             "references": self.pool.references(),
             "integrity": self._integrity(),
             "held_for_requests": self.service.held() | {"moving": len(self.migrator)},
@@ -408,6 +409,8 @@ class Engine:
             )
             lent = (*self._calibrated, *self._checks.lent)
             self.pool.check_request_owners([*self.worker.request_blocks(), *lent])
+            for request in self.batcher.requests.values():
+                self.batcher.blocks.check_groups(request)
         except Exception as error:
             return str(error)
         return None

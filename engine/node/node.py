@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cache import keys as key_chain
 from cache.keys import root_key
 from cache.messages import MEMBERS, PoolMembers
+from cache.pool.borders import borders_of
 from cache.protocol import Deadlines
 from cache.store.job import MESSAGE_BYTES
 from cache.store.objects import Objects
@@ -200,7 +201,7 @@ class Node:
             self.serving.engine = engine
             watch_engine(self.measures.metrics, engine)
             await self.weights.hold()
-            engine.pool.watch(self.gossip.cached)
+            engine.pool.watch(self.gossip.cached, places=True)
             self._tell_kv_events(engine)
             await self._await_ranks(engine)
             log.info("calibrated by %d steps", await engine.calibrate(self.source.fingerprint))
@@ -329,7 +330,8 @@ class Node:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.measures.phase("weights")
         self.serving.weight_dtype = loaded.weight_dtype
-        arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._lends)
+        borders = borders_of(self.geometry)
+        arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._lends, borders)
         shapes = self.geometry, self.pooled
         return engine(self.config, shapes, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)
 

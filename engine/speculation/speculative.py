@@ -188,7 +188,7 @@ class Speculator:
         """Give decoding rows drafts from the remaining resources: `budget` tokens and the pool's free blocks. A draft
         never preempts a request."""
         plain = [row for row in rows if not row.request.handover and row.request.cold is None]
-        decodes = [row for row in plain if row.samples and row.num_tokens == 1]
+        decodes = [row for row in plain if row.samples and row.decodes]
         left_to_index = INDEX_TOKENS_PER_STEP
         wanted: list[tuple[ScheduledRow, list[int], int]] = []
         for row in decodes:
@@ -207,8 +207,8 @@ class Speculator:
             if count <= 0:
                 self._of(row.request).acceptance.idle()
                 continue
-            blocks.extend(row.request, 1 + count)
-            row.num_tokens, row.num_drafts, row.draft = 1 + count, count, draft[:count]
+            blocks.extend(row.request, 1 + count, drafts=count)
+            row.num_tokens, row.num_drafts, row.draft = row.num_tokens + count, count, draft[:count]
             budget -= count
         if not any(counts):
             self._overall.idle()
@@ -222,7 +222,7 @@ class Speculator:
         """The number of draft tokens that fit into the request's last block and the free blocks."""
         free = blocks.pool.num_free // (1 + len(row.request.others))  # a block in every group
         slots = (len(row.request.block_ids) + free) * blocks.block_size
-        return slots - row.start - 1
+        return slots - row.start - row.num_tokens
 
     def _look_up(self, lookups: Lookups, request: Request, most: int, limit: int) -> tuple[list[int], int]:
         """(draft, tokens indexed for it)."""

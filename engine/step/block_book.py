@@ -16,6 +16,7 @@ from cache.block import BlockKey
 from cache.layer_groups import GONE, LayerGroups, StatePlaces, group_key, servable
 from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from cache.pool.policy import Facts
+from cache.pool.prefix import Place
 from engine.step.cold import Cold, Lodged
 from engine.step.request import Request
 from engine.step.state_tables import StateTables
@@ -40,6 +41,7 @@ class BlockBook:
         self._groups = groups
         self._others = range(1, 1 if groups is None else len(groups.windows))
         self._windows = range(1, 1 if groups is None else groups.first_state)
+        self._sorts = {group: groups.sort(group) for group in self._others if groups is not None}
         self._states: StateTables | None = None
         if groups is not None and groups.num_states:
             self._states = StateTables(pool, groups, StatePlaces(block_size, state_interval), step_tokens)
@@ -199,6 +201,7 @@ class BlockBook:
         for table in request.others:
             table += [GONE] * (len(request.block_ids) - len(table))
         for group, place, block in others:
+            self.pool.assign([block], group)
             request.others[group - 1][place] = block
         self._give_old(request, request.num_computed, gaps=True)
         self.name_full(request)
@@ -230,9 +233,11 @@ class BlockBook:
         except OutOfBlocks:
             self.pool.release(taken)
             raise
-        for table in tables:
+        for group, table in enumerate(tables):
             lacking = end - len(table)
             table += fresh[:lacking]
+            if group:
+                self.pool.assign(fresh[:lacking], group)
             del fresh[:lacking]
         request.block_ids, *request.others = tables
         request.num_named = len(matched)
@@ -253,21 +258,21 @@ class BlockBook:
             total += max(0, min(missing, most - held))
         return total if self._states is None else total + self._states.lacks(request, missing)
 
-    def extend(self, request: Request, count: int) -> None:
-        """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then takes none; blocks that windows
-        have passed are given back all the same."""
+    def extend(self, request: Request, count: int, drafts: int = 0) -> None:
+        """Take blocks for `count` more computed tokens, the last `drafts` of which leave no state. Raises OutOfBlocks
+        and then takes none; blocks that windows have passed are given back all the same."""
         if request.cold is not None:
             if not request.block_ids:
                 request.block_ids = self.pool.allocate(request.cold.arena_blocks)
                 request.cold.seat(request.block_ids)
             request.cold.keys = request.block_keys(self.block_size)
             return
-        start, end = request.num_computed, request.num_computed + count
+        start, end = request.num_settled, request.num_computed + count
         need = self.blocks_for(end) - len(request.block_ids)
         if self._groups is not None:
             self._open(request)
             self._give_old(request, start)
-        places = [] if self._states is None else self._states.lacking(request, start, end)
+        places = [] if self._states is None else self._states.lacking(request, start, end - drafts)
         if need > 0 or places:
             need = max(0, need)
             of_tokens = need * (1 + len(self._windows))
@@ -275,7 +280,9 @@ class BlockBook:
             fresh = self.pool.allocate(of_tokens + of_states)
             request.block_ids += fresh[:need]
             for group in self._windows:
-                request.others[group - 1] += fresh[group * need : (group + 1) * need]
+                taken = fresh[group * need : (group + 1) * need]
+                self.pool.assign(taken, group)
+                request.others[group - 1] += taken
             if self._states is not None:
                 self._states.take(request, places, fresh[of_tokens:])
 
@@ -287,7 +294,7 @@ class BlockBook:
         if request.cold is not None:
             self._name_cold(request, request.cold)
             return []
-        full = request.num_computed // self.block_size
+        full = request.num_settled // self.block_size
         unnamed = request.private or _has_some_layers(request)
         if not self.prefix_caching or unnamed or full <= request.num_named:
             return []
@@ -300,9 +307,13 @@ class BlockBook:
         others = [
             (key, block_id, facts)
             for group, i, (key, block_id, facts) in self._named_others(request, first, full)
-            if self.pool.name(block_id, key, facts, told=False) and self._pools(request, group, i)
+            if self.pool.name(block_id, key, facts, self._place(request, group, i)) and self._pools(request, group, i)
         ]
         return [full_blocks[i] for i in fresh] + others
+
+    def _place(self, request: Request, group: int, position: int) -> Place:
+        first, count = self._sorts[group]
+        return Place(group_key(request.block_keys(self.block_size)[position], first), count)
 
     def _pools(self, request: Request, group: int, position: int) -> bool:
         assert self._groups is not None
@@ -348,7 +359,7 @@ class BlockBook:
         for group, block_id in parts:
             key, facts = group_key(request.block_keys(self.block_size)[place], group), self.facts(request, place)
             if self.pool.lookup(key) is None:
-                self.pool.name(block_id, key, facts, told=False)
+                self.pool.name(block_id, key, facts, self._place(request, group, place))
                 named.append((key, block_id, facts))
         return named
 
@@ -358,6 +369,11 @@ class BlockBook:
         return Facts(position, cost_s, request.service_class)
 
     # --- giving back
+
+    def settle(self, request: Request, num_tokens: int) -> None:
+        """A step has left the states of the request, if the model keeps any, behind its first `num_tokens` tokens."""
+        if self._states is not None:
+            request.state_lag = max(0, request.num_computed - num_tokens)
 
     def cut(self, request: Request, num_tokens: int) -> None:
         """Keep the first `num_tokens` computed tokens of a request, in whole blocks, and release the other blocks."""
@@ -374,7 +390,7 @@ class BlockBook:
         self.name_last_state(request)
         self.pool.release(request.held_blocks)
         request.block_ids, request.others = [], []
-        request.num_computed = 0
+        request.num_computed = request.state_lag = 0
         request.num_named = 0
         if request.apart is not None:
             request.apart.passed(0, 0)
@@ -387,14 +403,25 @@ class BlockBook:
 
     def check_tables(self, request: Request) -> None:
         """Raises IntegrityError unless the tables of all groups are as long as that of group 0 and have the blocks that
-        the next token of the request needs."""
+        the next token of the request needs, and check_groups finds nothing."""
         for group in self._others if request.others else ():
             assert self._groups is not None
-            table, tokens = request.others[group - 1], request.num_computed
+            table, tokens = request.others[group - 1], request.num_settled
             first = self._groups.first_needed(group, tokens, self.block_size)
-            needed = table[first : self.blocks_for(tokens)] if request.num_computed else []
+            needed = table[first : self.blocks_for(tokens)] if tokens else []
             if len(table) != len(request.block_ids) or GONE in needed:
                 raise IntegrityError(f"{request.request_id} lacks blocks of group {group} behind {tokens} tokens")
+        self.check_groups(request)
+
+    def check_groups(self, request: Request) -> None:
+        """Raises IntegrityError if a block in the table of one group belongs to another: then the count of one group's
+        references would hide what the other has lost."""
+        for group, table in enumerate((request.block_ids, *request.others)):
+            for place, block in enumerate(table):
+                if block != GONE and (owner := self.pool.group_of(block)) != group:
+                    raise IntegrityError(
+                        f"{request.request_id}: place {place} of group {group} has block {block} of group {owner}"
+                    )
 
 
 def _has_some_layers(request: Request) -> bool:

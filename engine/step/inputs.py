@@ -137,41 +137,44 @@ class InputBuilder:
             self._other_batch(batch, [tables[group] for tables in of_rows], counts, request, positions)
             for group in range(self._num_others)
         ]
-        states = self._state_batch(batch, of_rows, [bool(rows[i].others) for i in order]) if self._num_states else None
+        states = self._state_batch(batch, of_rows, [rows[i] for i in order]) if self._num_states else None
         return Inputs(token_ids_t, batch, last_rows_t, order, others, states)
 
     def _state_batch(
-        self, batch: RaggedBatch, of_rows: Sequence[Sequence[Sequence[int] | np.ndarray]], own: Sequence[bool]
+        self, batch: RaggedBatch, of_rows: Sequence[Sequence[Sequence[int] | np.ndarray]], rows: Sequence[Row]
     ) -> StateBatch:
-        """Where the step reads and writes states. own: whether a row has tables of its own for them; otherwise it
-        measures time, and only its last state is written, to a block of its KV."""
+        """Where the step reads and writes states. A row without tables of its own for them measures time, and only its
+        last state is written, to a block of its KV. A draft leaves no state: it may be wrong."""
         size, device = self._block_size, batch.block_tables.device
         read = np.zeros((len(of_rows), self._num_states), np.int64)
         decodes = np.zeros((batch.num_decodes, self._num_states), np.int64)
         fresh = np.zeros(len(of_rows), np.bool_)
-        chunks = []
+        chunks, drafts = [], []
         for s, (tables, count, end) in enumerate(zip(of_rows, batch.q_lens, batch.kv_lens, strict=True)):
             of_states, start = tables[self._num_others :], end - count
             fresh[s] = start == 0
             if start:
                 read[s] = [table[(start - 1) // size] for table in of_states]
-            last = (end - 1) // size
+            drafted = max(0, rows[s].num_wanted - 1)
+            known = end - drafted
+            last = (known - 1) // size
             if s < batch.num_decodes:
                 decodes[s] = [table[last] for table in of_states]
                 continue
-            places = range(start // size if own[s] else last, last + 1)
+            drafts.append(drafted)
+            places = range(start // size if rows[s].others else last, last + 1)
             kept = [place for place in places if of_states[0][place] != GONE]
             chunks.append(
                 [
                     (
-                        min((place + 1) * size, end) - start,
+                        min((place + 1) * size, known) - start,
                         torch.tensor([int(table[place]) for table in of_states], device=device),
                     )
                     for place in kept
                 ]
             )
         of_all, begin, of_decodes = (torch.from_numpy(each).to(device) for each in (read, fresh, decodes))
-        return StateBatch(of_all, begin, of_decodes, chunks)
+        return StateBatch(of_all, begin, of_decodes, chunks, drafts)
 
     def _other_batch(
         self,

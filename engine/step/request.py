@@ -61,6 +61,7 @@ class Request:
     site_bound: bool = False  # neither it nor its KV may leave the site of its acceptor (--site-bound-tenants)
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
+    state_lag: int = 0  # how many of them its states lack: accepted drafts, which the next step computes again
     block_ids: list[int] = field(default_factory=list)  # of group 0 (cache/layer_groups.py)
     others: list[list[int]] = field(default_factory=list)  # of the other groups, each as long; GONE = given back
     keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
@@ -99,6 +100,11 @@ class Request:
     def num_uncomputed(self) -> int:
         """Known tokens without KV; 1 while decoding, for the last known token."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_settled(self) -> int:
+        """Tokens after which all groups can go on: those computed, without the ones that its states lack."""
+        return self.num_computed - self.state_lag
 
     @property
     def num_ready(self) -> int:

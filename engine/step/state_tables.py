@@ -57,12 +57,13 @@ class StateTables:
             table = request.others[group - 1]
             table += [GONE] * (len(request.block_ids) - len(table))
             for place, block in zip(places, blocks[number * len(places) :], strict=False):
+                self._pool.assign([block], group)
                 table[place] = block
 
     def last(self, request: Request) -> tuple[int, list[tuple[int, int]]]:
         """The last border that the request has passed, and the (group, block) of the state there; none if it has none,
         or its KV up to there has no name."""
-        place = request.num_computed // self.places.block_size - 1
+        place = request.num_settled // self.places.block_size - 1
         if not request.others or not 0 <= place < request.num_named or self._table(request)[place] == GONE:
             return place, []
         return place, [(group, request.others[group - 1][place]) for group in self.groups]

@@ -14,7 +14,7 @@ class ScheduledRow:
     """A part of a step: `num_tokens` tokens of `request`, from position `start`.
 
     With speculation, `num_drafts` of them follow the last known token. `set_draft` fills them in; a draft with fewer
-    tokens makes the row shorter."""
+    tokens makes the row shorter. The first `again` of them have KV, but the request's states lack them."""
 
     request: Request
     start: int
@@ -22,13 +22,14 @@ class ScheduledRow:
     samples: bool  # the row includes the last known token, so the step samples the next one
     num_drafts: int = 0
     draft: list[int] = field(default_factory=list)
+    again: int = 0
     layers: range | None = None  # if the request is `apart`: those that the tokens pass in this step
     spent_s: float = 0.0  # on these tokens, in steps that passed the layers before
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes one known token, with or without a draft behind it."""
-        return self.num_tokens - self.num_drafts == 1 and self.request.part is None
+        """Whether it computes one known token for the first time, with or without a draft behind it."""
+        return self.num_tokens - self.num_drafts - self.again == 1 and self.request.part is None
 
     @property
     def ends(self) -> bool:

@@ -12,7 +12,7 @@ them, and a changed slot identifies the only mask that it can change. Cached mas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -126,6 +126,24 @@ class Holders:
             depth += 1
         if depth:
             found.append((depth, left))
+        return found
+
+    def reached(self, wanted: Iterable[tuple[int, Iterable[Key]]], among: int) -> list[tuple[int, int]]:
+        """For borders with the keys that a node must hold to go on there: (border, mask of the nodes that hold them all
+        and are in no mask before), without those that nobody reaches. `among`: mask of the nodes in question. Ends when
+        all of them have been found."""
+        found = []
+        for border, keys in wanted:
+            if not among:
+                break
+            held = among
+            for key in keys:
+                held &= self.mask(key)
+                if not held:
+                    break
+            if held:
+                found.append((border, held))
+                among &= ~held
         return found
 
     def best_hits(self, keys: Sequence[Key]) -> npt.NDArray[np.int32]:

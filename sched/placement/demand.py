@@ -18,6 +18,7 @@ class Demand:
     block_size: int  # tokens
     handover_token_bytes: float  # that move per token from the prefill node to the decode node
     fetch_token_bytes: float  # that move per token from where `fetch_from` says
+    other_blocks: int = 0  # of other groups than the first, at the end of the expected output
     service_class: str = "standard"
     fetch_from: str = "pool"  # "pool": the pooled store; "arena": another node's arena
     ssd_s: float = 0.0  # seconds to read the part on SSD into the DRAM of its homes
@@ -41,8 +42,8 @@ class Demand:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks at the end of the expected output."""
-        return -(-(self.num_tokens + min(self.max_tokens, MAX_OUTPUT_TOKENS)) // self.block_size)
+        """KV blocks of all groups at the end of the expected output."""
+        return -(-(self.num_tokens + min(self.max_tokens, MAX_OUTPUT_TOKENS)) // self.block_size) + self.other_blocks
 
     @property
     def output_tokens(self) -> int:

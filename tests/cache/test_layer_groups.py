@@ -70,15 +70,35 @@ def test_a_pool_of_ends_has_what_goes_on_at_the_end_of_the_prompt_and_behind_and
             assert kept.issuperset(range(groups.first_needed(group, border * SIZE, SIZE), border))
 
 
-@given(st.lists(st.booleans(), max_size=30), st.integers(0, 9), st.lists(st.integers(1, 40), min_size=1, max_size=3))
-def test_a_run_ends_where_the_widest_window_can_go_on(present, first, windows):
-    """Against `servable`, whatever the other windows are: they need less."""
+@given(st.data(), st.integers(0, 30), st.integers(0, 9), st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_a_run_ends_where_every_window_can_go_on(data, length, first, windows):
+    """Against `servable`."""
     groups = at_ends(*windows)
-    assert groups.windows[groups.widest] == max(windows)
+    row = st.lists(st.booleans(), min_size=length, max_size=length)
+    present = [data.draw(row) for _ in windows]
     ends = groups.window_ends(present, first, SIZE)
-    for place in range(first, first + len(present)):
-        run = servable(groups, place + 1, place, SIZE, lambda group, at: at < first or present[at - first])
+    for place in range(first, first + length):
+        run = servable(groups, place + 1, place, SIZE, lambda group, at: at < first or present[group - 1][at - first])
         assert ends[place - first] == (run == place + 1)
+
+
+@given(WINDOWS, st.integers(0, 20), st.integers(1, 20))
+def test_what_a_fetch_brings_of_other_groups(windows, held, more):
+    groups = layer_groups(windows)
+    if groups is None:
+        return
+    wanted = sum(
+        len([i for i in range(groups.first_needed(group, (held + more) * SIZE, SIZE), held + more) if i >= held])
+        for group in range(1, len(groups.windows))
+    )
+    assert groups.others_fetched(held, held + more, SIZE) == wanted
+    assert groups.others_fetched(0, more, SIZE) == groups.needed(more * SIZE, SIZE) - more
+
+
+def test_groups_of_a_sort():
+    groups = layer_groups([8, 0, 8, 5], [False] * 4 + [True] * 2, 600, 256)
+    assert groups is not None and groups.windows == (0, 5, 8, 8, -1, -1, -1, -1, -1)
+    assert [groups.sort(group) for group in range(1, 9)] == [(1, 1), (2, 2), (2, 2), *[(4, 5)] * 5]
 
 
 def test_keys_name_the_group():

@@ -4,6 +4,7 @@ transformers in float32 after chunks, a hand-over with one state, the tiers of t
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -80,6 +81,64 @@ def fetched(cluster: Any, case: str, expected: dict[str, str]) -> dict[str, int]
     (load,) = events(url, answer, "prefix_fetched")
     tiers: dict[str, int] = load["tiers"]
     return tiers
+
+
+def test_the_next_turn_goes_on_from_a_state_in_another_arena(start: Start, model):
+    """Without a pool: the decode node has the KV of the answer and a state at its last border, and its digest says so
+    after a second or two; until then the prefill node computes the answer."""
+    flags, _, geometry = model
+    with start("prefill=1,decode=1", *flags, "--prefix-fetch", "always") as cluster:
+        url, prompt, loads = cluster["prefill-0"].url, list(range(500, 650)), []
+        known = (150 - 1) // 16, (150 + 60 - 1) // 16  # blocks on the prefill node, and on the decode node
+        wanted = known[1] - known[0] + geometry.state_blocks
+        for attempt in range(8):
+            chat = {"cache_salt": f"chat {attempt}", "ignore_eos": True}
+            answer = complete(url, prompt, 60, return_token_ids=True, **chat)["choices"][0]["token_ids"]
+            time.sleep(attempt)
+            longer = [*prompt, *answer, 7, 8, 9]
+            turn = complete(url, longer, NEW_TOKENS, **chat)
+            alone = complete(url, longer, NEW_TOKENS, ignore_eos=True, cache_salt=f"alone {attempt}")
+            assert turn["choices"][0]["text"] == alone["choices"][0]["text"]
+            loads = [load["tiers"] for load in events(url, turn, "prefix_fetched")]
+            if loads == [{"arena": wanted}]:
+                break
+            # The digest may also tell only the last border of an interval yet.
+            assert loads in ([], [{"arena": wanted - known[1] % INTERVAL}])
+        assert loads == [{"arena": wanted}]
+        settled(cluster)
+
+
+def test_drafts_that_are_looked_up(start: Start, model):
+    """N-grams on a decode node that got its state from a prefill node, then suffixes: the tokens of no speculation,
+    whatever is accepted; also in streams whose prefill node or decode node is killed."""
+    flags, _, _ = model
+    flags = [*flags, "--max-num-batched-tokens", "64"]
+    with start("prefill=1,decode=1,store=1", *flags) as cluster:
+        url = cluster["store-0"].url
+        alone = repeated(url)
+        bodies = [body | {"model": model_of(url)} for body in random_bodies(4, 300, TOKENS, 6)]
+        calm = asyncio.run(streams(url, bodies, "calm", half_way, lambda: None))
+        for method in ("ngram", "suffix"):
+            drafts = ("--num-speculative-tokens", "5", "--speculative-length", "fixed")
+            cluster.restart("decode-0", "--speculative-method", method, *drafts)
+            assert repeated(url) == alone
+            state = settled(cluster)["decode-0"]["engine"]["speculation"]
+            assert state["method"] == method and 0 < state["accepted_tokens"] < state["draft_tokens"]
+        for victim, due in (("decode-0", half_way), ("prefill-0", one_has_begun)):
+            cut(cluster, victim, "store-0", bodies, calm, due, least=1)
+
+
+def repeated(url: str) -> list[str]:
+    """Answers of three words in any order, which repeat themselves, all at once."""
+    prompts = [[100 + i, 200, 300, 400 + i] * 12 + [500 + i] for i in range(4)]
+
+    def ask(prompt: list[int]) -> str:
+        bias = {"200": 100, "300": 100, "700": 100}
+        text: str = complete(url, prompt, 60, ignore_eos=True, logit_bias=bias)["choices"][0]["text"]
+        return text
+
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(ask, prompts))
 
 
 def test_kills_in_the_middle_of_streams(start: Start, model):

@@ -1,6 +1,7 @@
 """Models whose layers are in groups with block tables of their own (a tiny Gemma 3, a tiny gpt-oss), on the ways of
 test_same_tokens.py: the greedy tokens of transformers in float32 after chunks, a hand-over of what the decode node
-needs, the store, preemptions, and the loss of a node. The windows are 20 tokens, the prompts up to 331."""
+needs, the store's DRAM and SSD, preemptions, and kills of a decode and of a prefill node. The windows are 20 tokens,
+the prompts up to 331."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from lab.faults.client import random_bodies
 from lab.launch import rest
 from tests.e2e.conftest import SMALL, Start, complete, model_of, settled
 from tests.e2e.test_latent import NEW_TOKENS, PROMPTS, answers, events
-from tests.e2e.test_only_node import TOKENS, cut, half_way, streams
+from tests.e2e.test_only_node import TOKENS, cut, half_way, one_has_begun, streams
 from tests.engine.model.test_model import their_greedy
 from tests.engine.tiny_families import save
 
@@ -45,10 +46,13 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return ["--model", str(folder), "--dtype", "float32", *SMALL], expected, geometry
 
 
-def test_prefill_decode_and_store_nodes(start: Start, model):
-    """Only the last blocks of a window are handed over; a node with an empty arena fetches only those."""
+def test_prefill_decode_and_store_nodes(start: Start, model, tmp_path):
+    """Only the last blocks of a window are handed over; a node with an empty arena fetches only those, from DRAM and
+    SSD."""
     flags, expected, geometry = model
-    with start("prefill=1,decode=1,store=1", *flags, "--max-num-batched-tokens", "100") as cluster:
+    ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
+    flags = [*flags, "--max-num-batched-tokens", "100", "--prefix-fetch", "always"]
+    with start("prefill=1,decode=1,store=1", *flags, role_flags=ssd) as cluster:
         url = cluster["store-0"].url
         page = PROMPTS["page"]
         answer = complete(url, page, NEW_TOKENS, ignore_eos=True)
@@ -59,20 +63,29 @@ def test_prefill_decode_and_store_nodes(start: Start, model):
         assert answers(url) == expected  # from the prefix cache
         settled(cluster)
 
-        cluster.restart("prefill-0")  # its arena is empty now; the pool is not
-        url = cluster["decode-0"].url
-        chapter = PROMPTS["chapter"]
-        answer = complete(url, chapter, NEW_TOKENS, ignore_eos=True)
-        assert answer["choices"][0]["text"] == expected["chapter"]
-        (load,) = events(url, answer, "prefix_fetched")
-        full = (len(chapter) - 1) // 16
-        assert load["blocks"] == geometry.handover_blocks(full * 16) < geometry.num_groups * full
-        settled(cluster)
+        chapter, full = PROMPTS["chapter"], (len(PROMPTS["chapter"]) - 1) // 16
+        wanted = geometry.handover_blocks(full * 16)
+        assert wanted < geometry.num_groups * full
+        for tier, restarted in (("dram", ["prefill-0"]), ("ssd", ["store-0", "decode-0", "prefill-0"])):
+            for name in restarted:  # arenas are empty now; the pool is not, or what is left of it is on SSD
+                cluster.restart(name)
+            url = cluster["decode-0"].url
+            answer = complete(url, chapter, NEW_TOKENS, ignore_eos=True)
+            assert answer["choices"][0]["text"] == expected["chapter"]
+            (load,) = events(url, answer, "prefix_fetched")
+            assert load["blocks"] == wanted and load["tiers"] == {tier: wanted}
+            settled(cluster)
 
+
+def test_kills_in_the_middle_of_streams(start: Start, model):
+    """kill -9 of the only decode node, then of the only prefill node while it computes prompts: the same tokens."""
+    flags, _, _ = model
+    with start("prefill=1,decode=1,store=1", *flags, "--max-num-batched-tokens", "64") as cluster:
         url = cluster["store-0"].url
-        bodies = [body | {"model": model_of(url)} for body in random_bodies(4, 60, TOKENS, 6)]
+        bodies = [body | {"model": model_of(url)} for body in random_bodies(4, 300, TOKENS, 6)]
         calm = asyncio.run(streams(url, bodies, "calm", half_way, lambda: None))
-        cut(cluster, "decode-0", "store-0", bodies, calm, half_way, least=1)
+        for victim, due in (("decode-0", half_way), ("prefill-0", one_has_begun)):
+            cut(cluster, victim, "store-0", bodies, calm, due, least=1)
 
 
 def test_a_small_arena(start: Start, model):

@@ -10,7 +10,6 @@ enum { A0, A1, A2, OPEN_AT, TOTAL_BLOCKS = 10, CHUNK = 64 };
 /* The same names as in the reference. */
 enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MAX_WIDTH = 256 };
 enum { MAX_CHOSEN = 32 }; /* all nodes of a small cluster, a holder and four decode nodes, or seven draws */
-enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 #if defined(__x86_64__)
 #define FASTEST __attribute__((target_clones("default", "avx2")))
@@ -176,16 +175,15 @@ static int64_t decodes(const struct view *view, int64_t need, int64_t width, uin
     return count;
 }
 
-/* matched [nodes] or NULL; expected: arrivals since the records were written; seed in [0, 1). Writes the shortlist into
-   chosen [MAX_CHOSEN] and returns its length; -1 if it would draw from more than MAX_WIDTH cheapest nodes. */
-int64_t shortlist(const struct view *view, const double *matched, double now, int64_t num_tokens, int64_t max_tokens,
+/* matched [nodes] or NULL; need: blocks on a decode node; expected: arrivals since the records were written; seed in
+   [0, 1). Writes the shortlist into chosen [MAX_CHOSEN] and returns its length; -1 if it would draw from more than
+   MAX_WIDTH cheapest nodes. */
+int64_t shortlist(const struct view *view, const double *matched, double now, int64_t num_tokens, int64_t need,
                   int64_t block_size, double expected, double seed, int64_t *chosen)
 {
     if (!(expected < 0x1.0p62))
         return -1;
     double tokens = (double)num_tokens, size = (double)block_size;
-    int64_t output = max_tokens < MAX_OUTPUT_TOKENS ? max_tokens : MAX_OUTPUT_TOKENS;
-    int64_t need = (num_tokens + output + block_size - 1) / block_size;
     int64_t width = 1 + (int64_t)ceil(expected), nodes = view->nodes, count = 0, found;
     width = width < DRAWN_NODES ? DRAWN_NODES : width;
     uint64_t state = (uint64_t)(seed * 0x1.0p53);

@@ -52,7 +52,7 @@ def shortlist(now: float, demand: Demand, view: View, matched: Vector, seed: flo
     column = None if matched is view.none else _addresses.get(id(matched)) or _addressed(matched)
     has = None if column is None else column[1]
     count = _library.shortlist(
-        view.address, has, now, demand.num_tokens, demand.max_tokens, demand.block_size, view.expected_arrivals, seed,
+        view.address, has, now, demand.num_tokens, demand.num_blocks, demand.block_size, view.expected_arrivals, seed,
         _out,
     )  # fmt: skip
     return _chosen[:count] if count >= 0 else None

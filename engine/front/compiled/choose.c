@@ -9,11 +9,11 @@ enum { MAX_NODES = 48 }; /* of sched/placement/few.py */
 enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 /* The question, the answer, and the best nodes of a stage, which are equals. engine/front/compiled/choose.py reads
-   and writes it as 12 and 8 doubles and MAX_NODES integers. */
+   and writes it as 13 and 8 doubles and MAX_NODES integers. */
 static struct choice {
     double nodes, now, num_tokens, max_tokens, pool_tokens, block_size, threshold, token_bytes, ssd_s, kv_token_bytes;
     double has_paths; /* from the pool */
-    double dram_tokens;
+    double dram_tokens, other_blocks;
     double prefix, fetches, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s;
     int64_t able[MAX_NODES];
 } choice, *const c = &choice;
@@ -39,7 +39,7 @@ static void derive(void)
     most_near = near > 0.0 ? fmax(near / c->threshold, 1.0) : 0.0;
     kv_bytes = n * c->kv_token_bytes;
     output = (double)out;
-    need = (double)((tokens + out + size - 1) / size);
+    need = (double)((tokens + out + size - 1) / size) + c->other_blocks;
 }
 
 /* Tokens that node i has after a fetch; 0 if it does not fetch. It reads the part on SSD if that is there before it has

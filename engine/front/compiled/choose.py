@@ -17,7 +17,7 @@ from sched.placement.links import Paths, Vector
 from sched.placement.view import View
 
 SOURCE = Path(__file__).with_name("choose.c")
-QUESTION, ANSWER = Struct("12d"), Struct("8d")
+QUESTION, ANSWER = Struct("13d"), Struct("8d")
 Able = ctypes.c_int64 * MAX_FEW_NODES
 
 _library: ctypes.CDLL | None = None
@@ -59,7 +59,7 @@ def find(
     QUESTION.pack_into(
         _place, 0, len(view.ids), now, demand.num_tokens, demand.max_tokens, demand.pool_tokens, demand.block_size,
         threshold, demand.fetch_token_bytes, demand.ssd_s, demand.handover_token_bytes, bool(fetched),
-        demand.dram_tokens,
+        demand.dram_tokens, demand.other_blocks,
     )  # fmt: skip
     own, into = matched.tobytes(), fetched.tobytes()
     count = library.choose_prefill(table, own, into)

@@ -258,3 +258,42 @@ def test_a_transfer_reference_that_nobody_answers_for_is_noticed():
         pool.check_transfer_owners([first, second])
     with pytest.raises(IntegrityError, match="blocks of running transfers are not held"):
         pool.check_transfer_owners([first, first, second, second])
+
+
+def test_errors_name_the_group_and_the_block():
+    pool = BlockPool(8)
+    plain, windowed, state = pool.allocate(3)
+    pool.assign([windowed], 1)
+    pool.assign([state], 2)
+    pool.name(windowed, KEYS[0])
+    pool.check_request_owners([plain, windowed, state])
+    with pytest.raises(IntegrityError, match=rf"unknown requests: group 1: \[{windowed}\], group 2: \[{state}\]"):
+        pool.check_request_owners([plain])
+    with pytest.raises(IntegrityError, match=rf"not held: group 0: \[{plain}\]"):
+        pool.check_request_owners([plain, plain, windowed, state])
+    assert pool.usage_by_group() == {g: {"cached": 0, "held": 1} for g in range(3)}
+    pool.release([windowed])
+    assert pool.usage_by_group()[1] == {"cached": 1, "held": 0}
+    pool.check_integrity()
+
+    pool._request_refs[state] = 0  # its reference is lost, and the block with it
+    with pytest.raises(IntegrityError, match=rf"neither free nor cached nor held: group 2: \[{state}\]"):
+        pool.check_integrity()
+    pool._request_refs[state] = 1
+    pool.check_integrity()
+
+
+def test_a_free_block_is_of_no_group():
+    pool = BlockPool(2)
+    blocks = pool.allocate(2)
+    pool.assign(blocks, 3)
+    pool.name(blocks[0], KEYS[0])
+    pool.release(blocks)
+    assert [pool.group_of(block) for block in blocks] == [3, 0]  # cached, free
+    pool.allocate(2)  # evicts
+    assert [pool.group_of(block) for block in blocks] == [0, 0]
+    pool.check_integrity()
+    pool.release(blocks)
+    pool._group_of[blocks[0]] = 1
+    with pytest.raises(IntegrityError, match=rf"still belong to groups: group 1: \[{blocks[0]}\]"):
+        pool.check_integrity()

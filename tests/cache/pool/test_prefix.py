@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.pool.block_pool import BlockPool
-from cache.pool.prefix import PrefixIndex
+from cache.pool.prefix import Place, PrefixIndex
 
 KEYS = st.binary(min_size=16, max_size=16)
 
@@ -56,3 +56,27 @@ def test_a_pool_tells_what_it_holds_and_what_comes_and_goes():
     pool.release([block_id])
     pool.allocate(3)  # evicts it
     assert held == {b"before"} == set(pool.keys())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=60), st.integers(0, 60))
+def test_a_place_is_told_while_all_of_its_groups_are_here(flips, begun):
+    """Blocks of three groups at four places come and go; a watcher that begins late hears the same."""
+    index, here, told, own = PrefixIndex(), set(), set(), set()
+
+    def hear(key: bytes, held: bool) -> None:
+        (told.add if held else told.remove)(key)
+
+    for number, (group, place) in enumerate(flips):
+        if number == begun:
+            index.watch(hear, places=True)
+            index.watch(lambda key, held: own.add(key))
+        block, name = 4 * group + place, b"place %d" % place
+        if (group, place) in here:
+            index.remove(block)
+            here.remove((group, place))
+        else:
+            index.add(b"%d of %d" % (place, group), block, Place(name, 3))
+            here.add((group, place))
+        if number >= begun:
+            assert told == {b"place %d" % i for i in range(4) if {(g, i) for g in range(3)} <= here}
+    assert not own, "blocks of other groups are not told one by one"

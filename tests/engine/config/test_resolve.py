@@ -402,11 +402,35 @@ def test_states_take_blocks_of_the_arena():
         (("--kv-cache-dtype", "int8"), "leave it on auto"),
         (("--pool-dtype", "fp8"), "leave it on auto"),
         (("--wire-dtype", "int8"), "leave it on auto"),
-        (("--speculative-method", "ngram"), "give none"),
+        (("--speculative-method", "mtp"), "give ngram, suffix or none"),
+        (("--speculative-method", "draft", "--speculative-model", "x"), "give ngram, suffix or none"),
+        (("--speculative-method", "eagle", "--speculative-model", "x"), "give ngram, suffix or none"),
         (("--prefill-parallel", "cpp"), "with states one node computes all layers of a prompt .*give none"),
         (("--tensor-parallel-size", "2"), "computed by one rank"),
     ],
 )
 def test_what_a_model_with_states_cannot_have(argv, remedy):
-    with pytest.raises(UsageError, match=f"{argv[0]} {argv[1]}: .*{remedy}"):
+    """In one line that names the flag."""
+    with pytest.raises(UsageError, match=f"^{argv[0]} {argv[1]}: .*{remedy}") as found:
         settle(*argv, model=NEXT)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (("--speculative-method", "eagle", "--speculative-model", "x"), "give --kv-groups uniform"),
+        (("--prefill-parallel", "cpp"), "with --kv-groups windows one node .*give --kv-groups uniform"),
+    ],
+)
+def test_what_a_model_with_windows_cannot_have(argv, remedy):
+    """In one line that names the flag, and what to give instead."""
+    windows = replace(MODEL, windows=(512, 0) * 15)
+    with pytest.raises(UsageError, match=f"^{argv[0]} {argv[1]}: .*{remedy}") as found:
+        settle(*argv, model=windows)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_model_with_states_may_look_drafts_up(method):
+    assert settle("--speculative-method", method, model=NEXT).speculative_method == method

@@ -3,6 +3,7 @@ state after the tokens before it, and reads the KV of all of them."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -14,11 +15,12 @@ from cache.layer_groups import GONE, layer_groups
 from cache.pool.block_pool import BlockPool, IntegrityError
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.kv_ready import OVERLAPS, KvReady, KvTarget
+from engine.speculation.speculative import Speculator, accepted
 from engine.step.inputs import InputBuilder
 from engine.step.rows import row_of
-from engine.step.step import Step
+from engine.step.step import ScheduledRow, Step
 from tests.engine.core.test_kv_ready import GEOMETRY as UNIFORM
-from tests.engine.toy_model import EOS, alone, request, run_dry, run_step
+from tests.engine.toy_model import EOS, alone, next_token, request, run_dry, run_step
 
 SIZE, BUDGET = 4, 16
 STATE_BYTES = 3 * UNIFORM.layer_bytes
@@ -46,7 +48,7 @@ class Memory:
         states = inputs.states
         assert states is not None
         for s, at in enumerate(inputs.order):
-            row, tokens = step.rows[at], step.rows[at].request.token_ids
+            row, tokens = step.rows[at], text_of(step.rows[at])
             assert bool(states.fresh[s]) == (row.start == 0)
             if row.start:
                 for part, block in enumerate(states.read[s].tolist()):
@@ -59,10 +61,47 @@ class Memory:
             row = step.rows[at]
             decodes = len(states.decodes)
             ends = [(1, states.decodes[s])] if s < decodes else states.chunks[s - decodes]
-            assert ends[-1][0] == row.num_tokens
+            assert ends[-1][0] == row.num_tokens - row.num_drafts
             for end, blocks in ends:
                 for part, block in enumerate(blocks.tolist()):
                     self.states[block] = part, tuple(row.request.token_ids[: row.start + end])
+
+
+def text_of(row: ScheduledRow) -> list[int]:
+    """The known tokens up to the end of the row, and its draft."""
+    return [*row.request.token_ids[: row.start + row.num_tokens - row.num_drafts], *row.draft]
+
+
+class Guesses:
+    """Drafts that are right up to a random place."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def of(self, root: bytes) -> Guesses:
+        return self
+
+    def extend(self, tokens: list[int], limit: int) -> int:
+        return 0
+
+    def propose(self, tokens: list[int], count: int) -> list[int]:
+        right = alone(list(tokens), count)
+        wrong = self.rng.randrange(2 * count)
+        return [token + (place >= wrong) for place, token in enumerate(right)]
+
+    def ended(self, root: bytes, output: list[int]) -> None: ...
+
+    def catch_up(self, limit: int) -> int:
+        return 0
+
+
+def verified(row: ScheduledRow) -> list[int] | None:
+    """What the sampler chooses, up to the first wrong draft."""
+    if not row.samples:
+        return None
+    known = row.request.token_ids
+    chosen = [next_token([*known, *row.draft[:place]]) for place in range(row.num_drafts + 1)]
+    return chosen[: accepted(row.draft, chosen) + 1]
 
 
 PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2), st.integers(1, 20)), min_size=1, max_size=6)
@@ -95,6 +134,59 @@ def test_every_row_starts_from_its_state(prompts, blocks, interval, caching):
         run_step(b, now, step)
     assert {name: list(one.output_ids) for name, one in found.items()} == wanted
     assert b.pool.usage()["held"] == 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(PROMPTS, st.integers(70, 120), st.integers(0, 3), st.integers(1, 9), st.integers(0, 999))
+def test_drafts_change_no_token_and_no_state(prompts, blocks, interval, most, seed):
+    """Of models with states: accepted drafts are computed again, rejected ones leave nothing; also after preemptions,
+    and where a draft crosses a border at which a state is saved."""
+    speculator = Speculator("ngram", most, Guesses(random.Random(seed)), "fixed", 1000, lambda rows, context: None)
+    rules = BatchRules(True, groups=GROUPS, state_interval=interval, speculator=speculator)
+    b, memory = Batcher(BlockPool(blocks), SIZE, 4, BUDGET, 1000, {EOS}, rules), Memory()
+    wanted = {}
+    for number, (length, text, count) in enumerate(prompts):
+        prompt = [1 + i % 7 for i in range(min(20, length))] + [text + 10 + i % 5 for i in range(max(0, length - 20))]
+        wanted[f"r{number}"] = alone(prompt, count)
+        b.add(number, request(f"r{number}", prompt, number, max_tokens=count))
+    found = dict(b.requests)
+    for now in range(2000):
+        for one in b.loads(now, 4):
+            b.blocks.adopt_prefix(one)
+            b.loaded(now, one)
+        step = b.schedule(now)
+        if step is None:
+            break
+        memory.compute(step)
+        b.check_integrity()
+        b.pool.check_request_owners(b.held_blocks())
+        for row in step.rows:
+            if row.draft:
+                speculator.verified(row.request, row.num_drafts, len(verified(row)) - 1)
+        b.commit(now, step, [verified(row) for row in step.rows])
+        b.check_integrity()
+    assert {name: list(one.output_ids) for name, one in found.items()} == wanted
+    assert b.pool.usage()["held"] == 0
+
+
+def test_accepted_drafts_are_computed_again_by_the_next_step():
+    class Right(Guesses):
+        def propose(self, tokens, count):
+            return alone(list(tokens), count)
+
+    speculator = Speculator("ngram", 3, Right(random.Random(0)), "fixed", 1000, lambda rows, context: None)
+    b = Batcher(BlockPool(120), SIZE, 4, BUDGET, 1000, {EOS}, BatchRules(True, groups=GROUPS, speculator=speculator))
+    one = request("a", list(range(1, 10)), max_tokens=20)
+    b.add(0, one)
+    for r in b.loads(0, 4):
+        b.loaded(0, r)
+    rows = []
+    while (step := b.schedule(0)) is not None:
+        (row,) = step.rows
+        rows.append((row.start, row.num_tokens, row.num_drafts, row.again, row.decodes))
+        b.commit(0, step, [verified(row)])
+    assert rows[:4] == [(0, 9, 0, 0, False), (9, 4, 3, 0, True), (10, 7, 3, 3, True), (14, 7, 3, 3, True)]
+    assert list(one.output_ids) == alone(list(range(1, 10)), 20)
 
 
 @pytest.mark.parametrize(

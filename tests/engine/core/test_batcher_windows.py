@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.layer_groups import GONE, group_key, layer_groups
-from cache.pool.block_pool import BlockPool
+from cache.pool.block_pool import BlockPool, IntegrityError
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.kv_ready import OVERLAPS, KvReady, KvTarget
 from engine.step.step import Step
@@ -162,3 +162,39 @@ def test_only_the_ends_of_windows_are_published(length):
         for group in range(1, len(GROUPS.windows)):
             needed = place >= GROUPS.first_needed(group, (length - 1) // SIZE * SIZE, SIZE)
             assert (group_key(key, group) in ends) == needed and group_key(key, group) in every
+
+
+def test_a_leak_in_one_group_is_not_hidden_by_another():
+    """A table of group 2 gives its own block back and claims one that group 1 has lost: the sums agree."""
+    b = grouped(90)
+    one = request("a", list(range(1, 15)), max_tokens=9)
+    b.add(0, one)
+    for r in b.loads(0, 4):
+        b.loaded(0, r)
+    step = b.schedule(0)
+    b.check_integrity()
+    assert {b.pool.group_of(block) for block in one.others[1]} == {2}
+    leaked, place = one.others[0].pop(), len(one.others[0])
+    own, one.others[1][place] = one.others[1][place], leaked
+    b.pool.release([own])
+    b.pool.check_integrity()
+    b.pool.check_request_owners(b.held_blocks())  # every reference has an owner, and every owner a reference
+    with pytest.raises(IntegrityError, match=f"a: place {place} of group 2 has block {leaked} of group 1"):
+        b.blocks.check_groups(one)
+    with pytest.raises(IntegrityError, match="a lacks blocks of group 1"):
+        b.check_integrity()
+    assert step is not None
+
+
+def test_an_account_of_each_group():
+    b = grouped(90)
+    one = request("a", list(range(1, 30)), max_tokens=9)
+    b.add(0, one)
+    run_dry(b)
+    usage = b.pool.usage_by_group()
+    assert set(usage) == {0, 1, 2, 3}
+    assert sum(each["cached"] for each in usage.values()) == b.pool.usage()["cached"]
+    lost = b.pool.lookup(group_key(one.block_keys(SIZE)[-1], 1))
+    b.pool.acquire([lost])
+    with pytest.raises(IntegrityError, match=rf"unknown requests: group 1: \[{lost}\]"):
+        b.pool.check_request_owners(b.held_blocks())

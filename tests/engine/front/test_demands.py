@@ -113,16 +113,47 @@ def test_a_fetch_is_as_long_as_the_bytes_of_its_source(encodings, source, token,
 
 
 def test_a_state_is_part_of_a_hand_over_and_of_a_fetch():
-    """As three blocks of the KV of tokens; arenas of other nodes are no source."""
+    """As three blocks of the KV of tokens, from the pool as from another arena."""
     plain = geometry()
     groups = layer_groups((), [True, False, False], 3 * plain.block_bytes, plain.layer_bytes)
     shape = replace(plain, groups=groups)
     pooled = LeadingRun(POOLED // BLOCK, POOLED // BLOCK)
-    decision = placed(shape, view_of(LINKS), "mooncake", pooled, POOLED + BLOCK)
-    assert decision.prefix_source == "pool"
+    for held, source in ((POOLED, "pool"), (POOLED + BLOCK, "arena")):
+        decision = placed(shape, view_of(LINKS), "mooncake", pooled, held)
+        assert decision.prefix_source == source
+        assert estimate(decision, "transfer_s") == pytest.approx(1e-3 + (held + 3 * BLOCK) * PLAIN * 1e-7)
     blocks = TOKENS / BLOCK * (63 + 3) / 63  # 62.5 blocks, priced as whole ones
     assert estimate(decision, "handover_s") == pytest.approx(2e-3 + blocks * BLOCK * PLAIN * 1e-7)
-    assert estimate(decision, "transfer_s") == pytest.approx(1e-3 + (POOLED + 3 * BLOCK) * PLAIN * 1e-7)
+
+
+@pytest.mark.parametrize("nodes", [2, central.MAX_FEW_NODES + 1])
+def test_windows_are_part_of_a_hand_over_of_a_fetch_and_of_the_room_that_is_needed(nodes):
+    """Two groups see 100 tokens, so 7 blocks of each come along, whatever the length of the prompt."""
+    groups = layer_groups([0, 100, 100])
+    shape = replace(geometry(), groups=groups)
+    pooled = LeadingRun(POOLED // BLOCK, POOLED // BLOCK)
+    for run, held in ((pooled, 0), (NONE, POOLED)):
+        decision = placed(shape, view_of(LINKS, nodes), "mooncake", run, held)
+        assert decision.prefix_source == ("pool" if run is pooled else "arena")
+        assert estimate(decision, "transfer_s") == pytest.approx(1e-3 + (POOLED + 14 * BLOCK) * PLAIN * 1e-7)
+    of_windows = 2 * len(range((TOKENS - 99) // BLOCK, 63))
+    blocks = TOKENS / BLOCK * (63 + of_windows) / 63
+    assert estimate(decision, "handover_s") == pytest.approx(2e-3 + blocks * BLOCK * PLAIN * 1e-7)
+    demand = Demands(shape).of(request_for(shape), pooled, 0, view_of())
+    assert demand.num_blocks == 63 + of_windows == shape.handover_blocks(TOKENS + 4)
+
+
+def test_a_node_without_room_for_the_windows_is_not_chosen():
+    """Free blocks are those of all groups: 70 are enough for the tokens of the prompt, and not for its windows."""
+    shape = replace(geometry(), groups=layer_groups([0, 100, 100]))
+    costs, total = (0.0, 1e-3, 0.0), 999
+    full = Candidate(node_id="full", roles=("decode",), prefill=costs, free_blocks=70, total_blocks=total, step_s=0.01)
+    free = replace(full, node_id="free", free_blocks=100, step_s=0.02)
+    prefill = replace(full, node_id="p", roles=("prefill",))
+    for policy in ("mooncake", "mooncake-central-greedy"):
+        for kind, wanted in ((shape, "free"), (geometry(), "full")):
+            view = View(5.0, [prefill, full, free], LINKS, 256)
+            assert placed(kind, view, policy).decode == wanted
 
 
 def test_what_was_measured_of_encoded_transfers_is_what_the_next_is_expected_to_take():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from cache.block import BlockGeometry
-from cache.layer_groups import layer_groups
+from cache.layer_groups import group_key, layer_groups
+from cache.pool.borders import borders_of
 from cache.results import GetResult, LeadingRun
 from engine.core.costs import StepCosts
 from engine.handoff.arenas import HANDED_OVER_MAX, Arenas
@@ -21,12 +23,12 @@ GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 KEYS = [blake2b(bytes([i]), digest_size=16).digest() for i in range(10)]
 
 
-def holders(**held: int) -> Holders:
-    """Nodes with so many leading KEYS each."""
+def holders(state: Sequence[bytes] = (), **held: int) -> Holders:
+    """Nodes with so many leading KEYS each, and `state`."""
     found = Holders()
     for number, (node, count) in enumerate(held.items()):
         digest = CuckooDigest(epoch=number + 1)
-        for key in KEYS[:count]:
+        for key in (*KEYS[:count], *state):
             digest.add(key64(key))
         while digest.take_delta() is not None:
             pass
@@ -119,19 +121,30 @@ async def test_the_arena_of_another_node_is_taken_where_it_pays():
     assert (await found(sources(LeadingRun(10, 10), arenas)))[0] == ("pool", 10)
 
 
-async def test_with_states_only_the_pool_is_a_source():
-    """Nobody knows which states are in an arena; a load from the pool brings one along."""
+async def test_with_states_a_prefix_ends_where_its_source_has_one():
+    """The digest of b tells KV of nine blocks and a state behind seven; a load brings the state along."""
     groups = layer_groups((), [True, False, False], 5 * GEOMETRY.block_bytes, GEOMETRY.layer_bytes)
-    with_states = replace(GEOMETRY, groups=groups)
-    arenas, sizes = Arenas("me", lambda: holders(b=9), lambda node: True), list[int]()
+    assert groups is not None
+    with_states, sizes = replace(GEOMETRY, groups=groups), list[int]()
+    digests = holders(b=9, state=[group_key(KEYS[6], groups.first_state)])
+
+    def arenas() -> Arenas:
+        return Arenas("me", lambda: digests, lambda node: True, borders_of(with_states))
 
     def homes_s(keys: Any, nbytes: int) -> float:
         sizes.append(nbytes)
         return 0.0
 
-    assert await found(sources(None, arenas, geometry=with_states)) == []
-    assert await found(sources(LeadingRun(4, 4), arenas, geometry=with_states, homes_s=homes_s)) == [("pool", 4)]
-    assert sizes == [(4 + 5) * GEOMETRY.block_bytes]
+    def node_s(node: str, nbytes: int) -> float:
+        return homes_s(node, nbytes)
+
+    assert await found(sources(None, arenas(), geometry=with_states, node_s=node_s)) == [("b", 7)]
+    assert await found(sources(None, arenas(), geometry=with_states), first=7) == []
+    assert await found(sources(LeadingRun(4, 4), geometry=with_states, homes_s=homes_s)) == [("pool", 4)]
+    assert sizes == [(7 + 5) * GEOMETRY.block_bytes, (4 + 5) * GEOMETRY.block_bytes]
+    decodes = arenas()
+    decodes.handed_over(KEYS[3], "d")
+    assert decodes.beyond(KEYS, 4) == {"b": 3}, "nobody knows yet where d will have states"
 
 
 async def test_only_loads_without_a_disk_tell_how_fast_the_way_is():

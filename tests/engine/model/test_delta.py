@@ -160,6 +160,26 @@ def test_the_other_backends_agree(saved, backend):
     torch.testing.assert_close(logits, their_logits(theirs, ids), **TOLERANCE)
 
 
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize(("known", "draft"), [(1, 5), (3, 1), (8, 20)])
+def test_a_draft_leaves_no_state(saved, backend, known, draft):
+    """Wrong drafts, also beyond a block border: their logits are those of their text, and the next step goes on behind
+    the last known token as if they had not been."""
+    _, theirs, directory = saved
+    ids, wrong, start = tokens(LENGTH), tokens(draft, seed=5), 40
+    runner, end = ours(directory, backend=backend)[1], 40 + known
+    tables = Tables(runner, every=2)
+    logits_of(runner, [tables.row(ids[:start], 0)])
+    sample = SamplingRow(SamplingParams(temperature=0), ids[:end], end)
+    row = replace(tables.row(ids[start:end] + wrong, start, sample), num_samples=1 + draft)
+    kept = tables.row(ids[start:end], start).others
+    row.others = [table + [GONE] * (len(other) - len(table)) for table, other in zip(kept, row.others, strict=True)]
+    truth = their_logits(theirs, ids[:end] + wrong)[start:]
+    torch.testing.assert_close(logits_of(runner, [row]), truth, **TOLERANCE)
+    behind = logits_of(runner, [tables.row(ids[end:], end)])
+    torch.testing.assert_close(behind, their_logits(theirs, ids)[end:], **TOLERANCE)
+
+
 def test_rows_without_tables_measure_time(saved):
     """As calibration does: every request in blocks of its own, states included."""
     runner = ours(saved[2])[1]

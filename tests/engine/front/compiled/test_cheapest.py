@@ -33,6 +33,7 @@ def demand(num_tokens: int) -> Demand:
     return Demand(
         num_tokens=num_tokens,
         max_tokens=64,
+        other_blocks=num_tokens % 3,
         pool_tokens=0,
         block_size=16,
         handover_token_bytes=1024,

@@ -61,6 +61,7 @@ def demand_of(rng: random.Random) -> Demand:
     return Demand(
         num_tokens=rng.randrange(1, 3000),
         max_tokens=rng.randrange(1, 600),
+        other_blocks=rng.choice([0, rng.randrange(40)]),
         pool_tokens=rng.choice((0, 15, 16, rng.randrange(4000))),
         block_size=rng.choice((1, 16, 24)),
         handover_token_bytes=rng.uniform(1.0, 1e6),
