@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.experts.added import further_copies
-from engine.experts.balance import Balance
 from engine.experts.collect import Collector
 from engine.experts.loading import Checkpoint
-from engine.experts.moves import Move
-from engine.experts.placement import Placement, Slots
+from engine.experts.placing.added import further_copies
+from engine.experts.placing.balance import Balance
+from engine.experts.placing.moves import Move
+from engine.experts.placing.placement import Placement, Slots
 from engine.experts.plan import Plan
 from engine.experts.share import Share
 from engine.experts.work import COMMIT, COMPUTE, STAGE, TAKE, Work

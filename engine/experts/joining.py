@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine import __version__
-from engine.experts.placement import Placement
+from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, Plan
 
 SILENCE_S = 10.0

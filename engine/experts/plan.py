@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config.config import Config
-from engine.experts.placement import Placement, first_placement
+from engine.experts.placing.placement import Placement, first_placement
 from engine.model.model_config import ModelConfig
 from net.rounds.layout import Layout
 

@@ -23,10 +23,10 @@ from typing import Any
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weight_cache import WeightCache
 from engine.config.config import Config
-from engine.experts.balance import Balance
 from engine.experts.group import ExpertGroup, LossRule
 from engine.experts.loading import LOADING, Checkpoint, Start, fill
-from engine.experts.placement import Placement
+from engine.experts.placing.balance import Balance
+from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, first_of, plan_of
 from engine.experts.remote_ranks import NOT_YET, RemoteRanks
 from engine.experts.share import Share

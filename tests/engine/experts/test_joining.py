@@ -17,7 +17,7 @@ import pytest
 from engine.config.config import Config
 from engine.experts import loading, rank_command, remote_ranks, remote_worker
 from engine.experts.joining import VERSION, Joining, Welcome
-from engine.experts.placement import first_placement
+from engine.experts.placing.placement import first_placement
 from engine.experts.plan import Duty, Plan
 from engine.experts.remote_ranks import RemoteRanks
 from engine.experts.remote_worker import RemoteWorker

@@ -19,8 +19,8 @@ import torch
 
 from engine.config.flags import UsageError
 from engine.experts import joining
-from engine.experts.moves import Move
-from engine.experts.placement import imbalance
+from engine.experts.placing.moves import Move
+from engine.experts.placing.placement import imbalance
 from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
 from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
