@@ -139,6 +139,8 @@ PURE = (
     "net.kv_events.backlog",
     "net.kv_events.settings",
     "net.kv_events.wire",
+    "net.rounds.asking_nodes",
+    "net.rounds.fair_queue",
     "net.rounds.layout",
     "net.rounds.silence",
     "net.channel.doorstep",
