@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from lab.foreign.common.processes import free_port
 from lab.launch.cluster import LocalCluster
+from lab.launch.expert_ranks import ExpertRanks
 from tests.e2e.conftest import Start, complete, settled
 from tests.e2e.test_experts import ROOT, expected, get, moe, texts
 from tests.e2e.test_start import run
@@ -21,35 +22,18 @@ RANKS = 2
 FLAGS = ["--expert-parallel-size", str(RANKS), "--expert-remote-ranks", str(RANKS), "--expert-replicas", "2"]
 
 
-class Group:
-    """The processes of the ranks, told of one node: by rank."""
-
-    def __init__(self, moe: list[str], node: str, *flags: str) -> None:
-        model = moe[: moe.index("--dtype")]
-        command = [sys.executable, str(ROOT / "mooncake.py"), "expert-rank", "--num-threads", "1"]
-        self._command = [*command, *model, "--join", node, *flags]
-        self.processes = {rank: self.start(rank) for rank in range(RANKS)}
-
-    def start(self, rank: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*self._command, "--rank", str(rank)])
-
-    def again(self, rank: int) -> None:
-        self.processes[rank].wait()
-        self.processes[rank] = self.start(rank)
-
-    def close(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
-
 @contextmanager
-def grouped(moe: list[str], node: str, *flags: str) -> Iterator[Group]:
-    made = Group(moe, node, *flags)
-    try:
+def grouped(moe: list[str], node: str, *flags: str) -> Iterator[ExpertRanks]:
+    """The processes of the ranks, told of one node."""
+    model = moe[: moe.index("--dtype")]
+    with ExpertRanks([*model, "--join", node, *flags]) as made:
+        for rank in range(RANKS):
+            begin(made, rank)
         yield made
-    finally:
-        made.close()
+
+
+def begin(group: ExpertRanks, rank: int) -> None:
+    group.start(str(rank), "--rank", str(rank))
 
 
 def experts(cluster: LocalCluster, name: str) -> dict:
@@ -94,9 +78,9 @@ def test_nodes_share_one_group_and_outlive_ranks_and_each_other(start: Start, mo
         threads = loaded(cluster, nodes, stop, found)
         try:
             soon(lambda: all(map(len, found.values())), 60)
-            group.processes[1].kill()
+            group.end("1")
             soon(lambda: all(experts(cluster, name)["times_masked"] == 1 for name in nodes), 60)
-            group.again(1)
+            begin(group, 1)
             soon(lambda: all(get(f"{cluster[name].url}/health") == {"status": "ok"} for name in nodes), 60)
             before = {name: len(found[name]) for name in nodes}
             soon(lambda: all(len(found[name]) > before[name] + 1 for name in nodes), 60)
@@ -137,8 +121,8 @@ def test_prefill_and_decode_share_the_ranks_without_a_copy(start: Start, moe, ex
     ):
         assert texts(cluster["decode-0"].url) == expected
         assert all(min(experts(cluster, node.name)["pairs_by_rank"]) > 0 for node in cluster.nodes)
-        group.processes[0].kill()
-        group.again(0)
+        group.end("0")
+        begin(group, 0)
         assert texts(cluster["prefill-0"].url) == expected
         settled(cluster)
 
