@@ -360,6 +360,11 @@ class Config(ScalingFields):
         return "prefill" in self.roles or "decode" in self.roles
 
     @property
+    def shares_experts(self) -> bool:
+        """Whether the node has no experts itself, and all ranks that have them may answer other nodes too."""
+        return 1 < self.expert_parallel_size == self.expert_remote_ranks
+
+    @property
     def classes(self) -> dict[str, ServiceClass]:
         """The service classes with the objectives of --slo; `engine.config.flags` has checked them."""
         return with_objectives(self.slo)

@@ -100,11 +100,21 @@ def contradictions(config: Config) -> Iterator[str]:
             if given:
                 ranks = f"--expert-parallel-size {config.expert_parallel_size}"
                 yield f"{ranks} does not work with {flag}; use one of the two"
-        if config.expert_remote_ranks >= config.expert_parallel_size:
+        if config.expert_remote_ranks > config.expert_parallel_size:
             yield (
-                f"--expert-remote-ranks {config.expert_remote_ranks}: the node itself is one of the "
-                f"--expert-parallel-size {config.expert_parallel_size} ranks; give fewer"
+                f"--expert-remote-ranks {config.expert_remote_ranks} is more than --expert-parallel-size "
+                f"{config.expert_parallel_size}, all ranks; give fewer"
             )
+        if config.shares_experts:
+            for flag, given in (
+                ("--max-expert-parallel-size", config.max_expert_parallel_size > config.expert_parallel_size),
+                (f"--expert-balance-steps {config.expert_balance_steps}", config.expert_balance_steps > 0),
+            ):
+                if given:
+                    yield (
+                        f"{flag}: experts stay where they are on ranks that nodes share (--expert-remote-ranks "
+                        f"{config.expert_remote_ranks} of {config.expert_parallel_size}); use one of the two"
+                    )
         if 0 < config.max_expert_parallel_size < config.expert_parallel_size:
             yield (
                 f"--max-expert-parallel-size {config.max_expert_parallel_size} is less than --expert-parallel-size "

@@ -213,10 +213,11 @@ class ModelFields:
         0,
         "engine",
         "how many of --expert-parallel-size, the last ones, are processes on other hosts, started there by mooncake.py "
-        "expert-rank --join HOST:EXPERT-PORT",
+        "expert-rank --join HOST:EXPERT-PORT; all of them = the node has no experts itself, and nodes of the cluster "
+        "share the ranks",
         unit="ranks",
         least=0,
-        most=63,
+        most=64,
     )
     max_expert_parallel_size: int = flag(
         0,

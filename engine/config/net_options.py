@@ -14,6 +14,7 @@ from net.channel.cluster_key import ClusterKey, KeyFileError
 from net.codec.exponents import KINDS, Exponents
 from net.compiled import NotCompiled
 from net.http.common.keys import ApiKeyFileError, ApiKeys, key_to_send
+from net.rounds.door import Door
 from net.transfer.engine import transports
 from net.transfer.rdma import places
 from net.transfer.tcp.coding import Coding
@@ -86,6 +87,17 @@ def open_cluster_key(config: Config) -> ClusterKey | None:
 @cache
 def _open(path: Path) -> ClusterKey:
     return ClusterKey(path)
+
+
+def open_expert_door(config: Config) -> Door:
+    """Where the ranks with experts join that are no children of the node. Raises UsageError."""
+    try:
+        return Door(config.host, config.expert_port)
+    except OSError as error:
+        raise UsageError(
+            f"--expert-port {config.expert_port} on {config.host}: {error.strerror or error}; give another one, or "
+            "0 for any"
+        ) from None
 
 
 def api_key(config: Config) -> str | None:

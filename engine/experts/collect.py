@@ -28,7 +28,8 @@ class Collector:
             pending = [rank for rank, answered in zip(pending, done, strict=True) if not answered]
             if not pending:
                 break
-            late = self.silence.look(time.monotonic(), {rank: desks[rank].beats for rank in pending})
+            queued = [rank for rank in pending if desks[rank].queued]
+            late = self.silence.look(time.monotonic(), {rank: desks[rank].beats for rank in pending}, queued)
             for rank in list(pending):
                 if (ended := self._dead.get(rank)) is not None:
                     given_up[rank] = ended

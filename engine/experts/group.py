@@ -9,6 +9,8 @@ A rank that does not answer (collect.py) is masked: its pairs go to copies on ot
 without any copy are lost, and losses.py says what follows. Masked ranks come back between two steps: when a new process
 has their place, or the old one answers again.
 
+A node may have no experts itself: then rank 0 is a process as the others are, and other nodes may ask it too.
+
 The last ranks of a plan may be added ones. They join and leave between two steps, and hold only further copies: nothing
 is lost with them, and one whose process has ended has left.
 
@@ -29,22 +31,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.experts.added import further_copies
-from engine.experts.balance import Balance
 from engine.experts.collect import Collector
-from engine.experts.loading import Checkpoint
-from engine.experts.moves import Move
-from engine.experts.placement import Placement, Slots
+from engine.experts.mover import Mover
+from engine.experts.placing.added import further_copies
+from engine.experts.placing.balance import Balance
+from engine.experts.placing.moves import Move
+from engine.experts.placing.placement import Placement, Slots
 from engine.experts.plan import Plan
 from engine.experts.share import Share
-from engine.experts.work import COMMIT, COMPUTE, STAGE, TAKE, Work
+from engine.experts.work import COMPUTE, Work
 from engine.model.experts.losses import WAIT, Losses
 from engine.model.experts.routing import Router
 from engine.model.model_error import ModelError
 from net.rounds import native
 from net.rounds.desk import Desk
 from net.rounds.layout import TYPES
-from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
@@ -64,10 +65,8 @@ class LossRule:
 
 
 class ExpertGroup:
-    """`desks`: of all ranks; rank 0's own is private memory. `shares`: of the ranks of this host. `absent`: ranks that
-    have not been there yet, and why; what their desks are does not matter.
-
-    `checkpoint`: where moves find experts that no rank of this host has; None: these cannot move."""
+    """`desks`: of all ranks; rank 0's own is private memory, if this process is rank 0. `shares`: of the ranks of this
+    host. `absent`: ranks that have not been there yet, and why; what their desks are does not matter."""
 
     def __init__(
         self,
@@ -86,9 +85,8 @@ class ExpertGroup:
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
         self.balance: Balance | None = None
-        self.checkpoint: Checkpoint | None = None
-        self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
-        self._own = Work(desks[0], 0, shares)
+        self._plan, self._desks, self._rule = plan, desks, rule
+        self._own = None if plan.shared else Work(desks[0], 0, shares)
         self._dead = dict(absent)
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
         self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
@@ -98,6 +96,7 @@ class ExpertGroup:
         self._lock = threading.Lock()  # of _dead, _arrivals, _added and _leaving
         self._moving = threading.Lock()  # held while experts move
         self._collector = Collector(bell, self._dead)
+        self.mover = None if self._own is None else Mover(self._own, desks, shares, self._answered)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
         self._lack: tuple[set[int], set[int], Placement, float] = set(), set(), placement, 0.0
@@ -278,11 +277,11 @@ class ExpertGroup:
         d.num_tokens, d.first = len(x), self._turn
         native.library().mr_dispatch(ctypes.addressof(d))
         rows, pairs = d.rows[: self._plan.ranks], d.pairs[: self._plan.ranks]
-        asked = [rank for rank in range(1, self._plan.ranks) if rows[rank]]
+        asked = [rank for rank in range(0 if self._own is None else 1, self._plan.ranks) if rows[rank]]
         self.pairs = [sum(both) for both in zip(self.pairs, pairs, strict=True)]
         for rank in asked:
             self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
-        if rows[0]:
+        if self._own is not None and rows[0]:
             given = None if d.own < 0 else (x, self._tokens[0][: rows[0]])
             self._own.compute(layer, rows[0], pairs[0], given)
         other = meanwhile()
@@ -409,56 +408,19 @@ class ExpertGroup:
     def _move(self, layer: int, placement: Placement) -> None:
         """Bring experts to the ranks where `placement` has them; the placement counts from then on. If a rank is lost
         before all have them, nothing has changed."""
+        assert self.mover is not None, "with experts elsewhere only, none moves"
         move = Move.between(self.placement, placement, layer, self._plan.local)
         try:
-            read = {expert: self._read(layer, expert) for expert in move.unread}
+            failed = self.mover.bring(move)
         except (ModelError, OSError) as error:
             log.warning("experts of layer %d cannot move: %s", layer, error)
             return
-        if self._lost(self._stage(move)) or self._lost(self._give(move, read)):
-            self._shares[0].drop_staged()
+        if self._lost(failed):
             return
-        for rank, slot, expert in move.written:
-            self._shares[rank].take(layer, slot, read[expert])
-        others = [rank for rank in (*move.copied, *move.sent) if rank]
-        for rank in others:
-            self._desks[rank].ask(COMMIT, layer, 0, 0)
-        self._shares[0].commit()
         self.placement = placement
-        self._lost(self._answered(others))
+        self._lost(self.mover.commit(move))
         self.num_moved += move.count
         self._tabulate()
-
-    def _read(self, layer: int, expert: int) -> Share:
-        if self.checkpoint is None:
-            raise ModelError(f"there is no checkpoint to read expert {expert} from")
-        return self.checkpoint.read(layer, expert)
-
-    def _stage(self, move: Move) -> dict[int, str]:
-        """The ranks of this host copy what they get. Returns those that are lost, and why."""
-        others = [rank for rank in move.copied if rank]
-        for rank in others:
-            Work(self._desks[rank], rank, self._shares).put_moves(move.copied[rank])
-            self._desks[rank].ask(STAGE, move.layer, len(move.copied[rank]), 0)
-        own = move.copied.get(0, [])
-        self._own.put_moves(own)
-        self._own.stage(move.layer, len(own))
-        return self._answered(others)
-
-    def _give(self, move: Move, read: Mapping[int, Share]) -> dict[int, str]:
-        """The ranks elsewhere get theirs, one each at a time. Returns those that are lost, and why. `read`: from the
-        checkpoint."""
-        for turn in range(max(map(len, move.sent.values()), default=0)):
-            asked = [rank for rank, moves in move.sent.items() if turn < len(moves)]
-            for rank in asked:
-                slot, expert, there = move.sent[rank][turn]
-                source = (read[expert], 0, 0) if there is None else (self._shares[there[0]], move.layer, there[1])
-                desk = self._desks[rank]
-                assert isinstance(desk, RemoteDesk)
-                desk.give(source[0].bytes_of(*source[1:]), TAKE, move.layer, 0, 0, slot, expert, int(turn == 0))
-            if failed := self._answered(asked):
-                return failed
-        return {}
 
     def _answered(self, ranks: list[int]) -> dict[int, str]:
         return self._collector.wait(self._desks_by_rank, ranks) if ranks else {}
@@ -501,5 +463,6 @@ def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[
     d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
     d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
     d.type, d.coded = TYPES.index(layout.dtype), layout.coded
-    d.own = -1 if layout.coded else 0  # a token's result should not depend on where its experts are
+    # A token's result should not depend on where its experts are: rank 0 codes its own rows too.
+    d.own = -1 if layout.coded or plan.shared else 0
     return d, tokens

@@ -5,8 +5,12 @@
     rank -> node   {"want": [layer, slot]} for each expert that it cannot read itself
     node -> rank   {"expert": [layer, slot]} + the weights: the parts of engine/experts/share.py
     rank -> node   {"loading": true} now and then, while it progresses; at last {"ready": true}, or {"failed": why}
+                   "near": true with the former: the rank has connected to the node's socket (net/rounds/near.py)
 
-Then messages and answers follow, and what the two say at the end (net/rounds/remote_desk.py).
+Then messages and answers follow, and what the two say at the end (net/rounds/remote_desk.py, or near_desk.py).
+
+A node without experts of its own shares its ranks with other nodes: their processes have a number from the start, the
+same for all nodes.
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine import __version__
-from engine.experts.placement import Placement
+from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, Plan
 
 SILENCE_S = 10.0
 """A connection on which nothing comes for this long has ended: a rank beats every 10 ms, also while it has no work."""
 LOADING_S = 180.0
 """The same while a rank loads."""
-VERSION = f"{__version__}/3"
+VERSION = f"{__version__}/4"
 """The second number counts changes of what is said here and of the messages."""
 
 
@@ -32,7 +36,9 @@ class Joining:
     version: str
     instance: str
     fingerprint: str = ""  # of the model it has; "": it gets the weights from the node
-    rank: int = -1  # that it was
+    rank: int = -1  # that it was, or that it is
+    shared: bool = False  # it answers several nodes, as this rank and no other
+    boot: str = ""  # of its host; "": it shares no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Welcome:
     fingerprint: str
     plan: Plan
     placement: Placement
+    near: str = ""  # path of a socket where a process of the same host gets memory
 
     @property
     def added(self) -> bool:
@@ -54,10 +61,16 @@ class Welcome:
         return Duty(self.rank, self.plan, self.placement)
 
 
-def refusal(joining: Joining, fingerprint: str) -> str | None:
-    """Why a process cannot be a rank of the node with this model; None if it can."""
+def refusal(joining: Joining, fingerprint: str, plan: Plan) -> str | None:
+    """Why a process cannot be a rank of the node with this model and plan; None if it can."""
     if joining.version != VERSION:
         return f"it runs version {joining.version}, the node runs {VERSION}: run the same release on all hosts"
     if joining.fingerprint not in ("", fingerprint):
         return "its --model is another one than the node's: give the same, or none to get the weights from the node"
+    if plan.shared and not joining.shared:
+        return f"the node shares its ranks with others, so each has its number: give --rank, of 0 to {plan.ranks - 1}"
+    if joining.shared and not plan.shared:
+        return "the node has experts itself, and does not share its ranks: leave out --rank"
+    if joining.shared and not 0 <= joining.rank < plan.ranks:
+        return f"--rank {joining.rank}: the ranks of --expert-parallel-size {plan.ranks} are 0 to {plan.ranks - 1}"
     return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from engine.config.config import Config
-from engine.experts.placement import Placement, first_placement
+from engine.experts.placing.placement import Placement, first_placement
 from engine.model.model_config import ModelConfig
 from net.rounds.layout import Layout
 
@@ -29,8 +30,18 @@ class Plan:
 
     @property
     def local(self) -> int:
-        """Ranks on the node's host: 0 and the next ones."""
+        """Ranks on the node's host: 0 and the next ones; none if the node shares its ranks."""
         return self.ranks - self.remote
+
+    @property
+    def shared(self) -> bool:
+        """Whether the node has no experts itself: other nodes may share the ranks."""
+        return not self.local
+
+    @property
+    def of_share(self) -> Plan:
+        """What the experts of a rank depend on: equal for nodes whose messages differ."""
+        return replace(self, layout=replace(self.layout, most_rows=1, codes="none"))
 
     @property
     def least(self) -> int:
@@ -101,6 +112,11 @@ def plan_of(config: Config, model: ModelConfig) -> Plan:
 def copies_of(config: Config, model: ModelConfig) -> int:
     """Of all experts of a layer together, without those on ranks that are added."""
     return config.expert_replicas * model.num_experts + config.num_redundant_experts
+
+
+def group_name(fingerprint: str, plan: Plan, placement: Placement) -> str:
+    """Equal for nodes that can share their ranks: the same model, and the same experts on each rank."""
+    return blake2b(repr((fingerprint, plan.of_share, placement)).encode(), digest_size=8).hexdigest()
 
 
 def first_of(config: Config, plan: Plan) -> Placement:

@@ -23,15 +23,17 @@ from typing import Any
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weight_cache import WeightCache
 from engine.config.config import Config
-from engine.experts.balance import Balance
+from engine.config.net_options import open_expert_door
 from engine.experts.group import ExpertGroup, LossRule
 from engine.experts.loading import LOADING, Checkpoint, Start, fill
-from engine.experts.placement import Placement
+from engine.experts.placing.balance import Balance
+from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, first_of, plan_of
 from engine.experts.remote_ranks import NOT_YET, RemoteRanks
 from engine.experts.share import Share
 from engine.model.model_error import ModelError
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
+from net.rounds.door import Door
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
@@ -50,9 +52,10 @@ WELL_S = 60.0
 
 class ExpertProcesses:
     """The constructor returns while the other ranks load; `join` waits for those of this host. `source`: the model
-    served. The constructor raises OSError, and UsageError if nobody could connect to this node."""
+    served. `door`: where ranks of other hosts join, if it is open already; belongs to this object from now on, also if
+    the constructor raises. It raises OSError, and UsageError if nobody could connect to this node."""
 
-    def __init__(self, config: Config, source: ModelSource) -> None:
+    def __init__(self, config: Config, source: ModelSource, door: Door | None = None) -> None:
         self.plan = plan_of(config, source.config)
         self.placement = first_of(config, self.plan)
         self.lost: str | None = None  # a node outlives its ranks
@@ -68,11 +71,12 @@ class ExpertProcesses:
         self._links: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
         self.restarts = 0
-        self._desks = [self._private_desk()]
+        self._desks = [self._private_desk() for _ in ranks[:1]]
         self.remote: RemoteRanks | None = None
         try:
             if self.plan.remote:
-                self.remote = RemoteRanks(config, source, self.shares, Duty(0, self.plan, self.placement), self._bell)
+                first, door = Duty(0, self.plan, self.placement), door or open_expert_door(config)
+                self.remote = RemoteRanks(config, source, self.shares, first, self._bell, door)
             for rank in ranks[1:]:
                 self._desks.append(self._start(rank, self.placement, ()))
             self._desks += [self._private_desk() for _ in range(self.plan.remote)]  # until they join
@@ -81,8 +85,9 @@ class ExpertProcesses:
             raise
 
     def fill_own(self, cache: WeightCache | None) -> None:
-        """Rank 0's share, from the checkpoint. Raises ModelError."""
-        fill(Duty(0, self.plan, self.placement), self._source, self.shares, cache)
+        """Rank 0's share, if it is this process, from the checkpoint. Raises ModelError."""
+        if not self.plan.shared:
+            fill(Duty(0, self.plan, self.placement), self._source, self.shares, cache)
 
     def join(self) -> ExpertGroup:
         """Wait until the others of this host have loaded. Ranks of other hosts may come later: until then they are
@@ -97,7 +102,8 @@ class ExpertProcesses:
         self.group = ExpertGroup(*parts)
         if config.expert_balance_steps:
             self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas)
-        self.group.checkpoint = Checkpoint(self.plan, self._source)
+        if self.group.mover is not None:
+            self.group.mover.checkpoint = Checkpoint(self.plan, self._source)
         if self.remote is not None:
             self.remote.begin(self.group, self._desks)
         for rank in range(1, self.plan.local):
@@ -111,8 +117,7 @@ class ExpertProcesses:
         waits = [] if self.remote is None else [rank for rank, why in self.missing().items() if why == NOT_YET]
         if self.remote is None or not waits:
             return None
-        ranks, where = ", ".join(waits), self.remote.where
-        return f"waiting for ranks {ranks} of the experts: mooncake.py expert-rank --join {where}"
+        return f"waiting for ranks {', '.join(waits)} of the experts: {self.remote.how}"
 
     def missing(self) -> dict[str, str]:
         """The ranks that steps do without, and why."""

@@ -1,10 +1,11 @@
-"""`mooncake.py expert-rank --join HOST:PORT`: this process is a rank of a node on another host."""
+"""`mooncake.py expert-rank --join HOST:PORT`: this process is a rank of a node on another host, or of several nodes."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +16,18 @@ from engine.model.model_error import ModelError
 from engine.observe import logs
 from net.channel.cluster_key import ClusterKey, KeyFileError
 from net.errors import PeerRefused
-
-PORT_MAX = 65535
+from net.rounds.door import parsed, spelled
+from net.rounds.native import MOST_RANKS
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs until a signal ends it. Exit code 0: it was an added rank and has left; 2: the node refuses this process, or
     it cannot load."""
     args = flags().parse_args(argv)
-    host, _, port = args.join.rpartition(":")
-    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= PORT_MAX:
-        print(f"mooncake expert-rank: --join {args.join} is not HOST:PORT, which the node logs", file=sys.stderr)
+    try:
+        nodes = _addresses(args.join.split(","), args.rank is not None)
+    except ValueError as error:
+        print(f"mooncake expert-rank: --join {args.join}: {error}", file=sys.stderr)
         return 2
     _on_signals(signal.SIG_DFL)  # in the middle of a product too
     logs.configure(args.log_level, "text")
@@ -35,7 +37,12 @@ def main(argv: Sequence[str]) -> int:
         # Here, because torch costs a second that the other commands do not need.
         from engine.experts.remote_worker import RemoteWorker, limit_threads
 
-        limit_threads(args.num_threads or len(os.sched_getaffinity(0)))
+        threads = args.num_threads or len(os.sched_getaffinity(0))
+        limit_threads(threads)
+        if args.rank is not None:
+            from engine.experts.shared_rank import SharedRank
+
+            SharedRank(args.rank, nodes, source, key, threads).run()
 
         def leave(number: int, frame: object) -> None:
             _on_signals(signal.SIG_DFL)  # a second one ends at once
@@ -44,12 +51,26 @@ def main(argv: Sequence[str]) -> int:
         def may_leave(now: bool) -> None:
             _on_signals(leave if now else signal.SIG_DFL)
 
-        worker = RemoteWorker((host.strip("[]"), int(port)), source, key, may_leave)
+        worker = RemoteWorker(parsed(nodes[0]), source, key, may_leave)
         worker.run()
         return 0
     except (PeerRefused, ModelError, KeyFileError) as error:
         print(f"mooncake expert-rank: {error}", file=sys.stderr)
     return 2
+
+
+def _addresses(nodes: Sequence[str], several: bool) -> list[str]:
+    """The nodes by their IP addresses, as they name themselves. Raises ValueError."""
+    if len(nodes) > 1 and not several:
+        raise ValueError("a process is a rank of several nodes only with --rank")
+    found = []
+    for node in nodes:
+        host, port = parsed(node.strip())
+        try:
+            found.append(spelled(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]))
+        except OSError as error:
+            raise ValueError(f"{host} cannot be found: {error.strerror or error}") from None
+    return found
 
 
 def _on_signals(action: Any) -> None:
@@ -62,9 +83,22 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mooncake expert-rank",
         description="This process has a share of the experts of a node on another host, which was started with "
-        "--expert-remote-ranks or --max-expert-parallel-size. It joins again whenever the connection ends.",
+        "--expert-remote-ranks or --max-expert-parallel-size, or of several nodes. It joins again whenever a "
+        "connection ends.",
     )
-    parser.add_argument("--join", required=True, help="where the node listens for ranks (it logs the address)")
+    parser.add_argument(
+        "--join",
+        required=True,
+        metavar="HOST:PORT[,HOST:PORT...]",
+        help="where the node listens for ranks (it logs the address). With --rank, one or more of the nodes: they name "
+        "the others",
+    )
+    parser.add_argument(
+        "--rank",
+        type=_rank,
+        help="number of this rank, from 0, if nodes share it: those have --expert-remote-ranks equal to "
+        "--expert-parallel-size. Without it, the node gives this process a number",
+    )
     parser.add_argument("--model", help="the node's model on this host; without it, the weights come from the node")
     parser.add_argument("--load-format", default="auto", help="of --model, as the node's (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of --load-format dummy, as the node's (default: 0)")
@@ -72,3 +106,9 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (default: all cores)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
+
+
+def _rank(given: str) -> int:
+    if not given.isdecimal() or len(given) > 2 or int(given) >= MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{given} is no rank: they count from 0 to {MOST_RANKS - 1}")
+    return int(given)

@@ -3,6 +3,8 @@
 A process of another host (mooncake.py expert-rank) asks for a place. The first free rank is its own, or the one that it
 had. When its connection ends, the rank is lost like one whose process has ended; the next connection has the place.
 Ranks that may be added are free from the start; they are given away when all others have their processes.
+A rank that the node shares with other nodes has its number from the start, and hears from each node where the others
+are.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -22,7 +24,6 @@ import torch
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weights import Reader, open_weights
 from engine.config.config import Config
-from engine.config.flags import UsageError
 from engine.config.net_options import open_cluster_key
 from engine.experts.group import ExpertGroup
 from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
@@ -33,10 +34,14 @@ from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.wire import Header
 from net.errors import PeerLost, PeerRefused
-from net.rounds.desk import Desk
+from net.rounds.desk import Desk, new_region
+from net.rounds.door import Door, spelled
 from net.rounds.frame_socket import FrameSocket
+from net.rounds.near import Handover
+from net.rounds.near_desk import NearDesk
 from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
+from net.transfer.shm.transport import boot_id
 
 log = logging.getLogger("mooncake.experts")
 
@@ -55,7 +60,7 @@ class _Guest:
 
     instance: str
     wire: FrameSocket
-    desk: RemoteDesk | None = None
+    desk: RemoteDesk | NearDesk | None = None
 
 
 class _Waiting:
@@ -77,13 +82,13 @@ class _Waiting:
 
 
 class RemoteRanks:
-    """Listens from the constructor on. `first`: of rank 0; the placement at the start. `bell`: of the rounds."""
+    """Accepts connections from the constructor on. `first`: of rank 0; the placement at the start. `bell`: of the
+    rounds. `door`: belongs to this object from now on."""
 
     def __init__(
-        self, config: Config, source: ModelSource, shares: Mapping[int, Share], first: Duty, bell: Region
+        self, config: Config, source: ModelSource, shares: Mapping[int, Share], first: Duty, bell: Region, door: Door
     ) -> None:
-        """Raises UsageError."""
-        self._config, self._source, self._shares, self._first, self._bell = config, source, shares, first, bell
+        self._source, self._shares, self._first, self._bell, self._door = source, shares, first, bell, door
         self._key = open_cluster_key(config)
         self._group: ExpertGroup | None = None
         self._desks: list[Desk] = []
@@ -92,20 +97,19 @@ class RemoteRanks:
         self._guests: dict[int, _Guest] = {}
         self._closing = False
         self._waiting = threading.Semaphore(MOST_GUESTS + first.plan.remote)
-        try:
-            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-            self._listener = socket.create_server((config.host, config.expert_port), family=family)
-        except OSError as error:
-            raise UsageError(
-                f"--expert-port {config.expert_port} on {config.host}: {error.strerror or error}; give another one, or "
-                "0 for any"
-            ) from None
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        plan, self.where = first.plan, spelled(self.address)
-        told = plan.remote - plan.added, plan.added, self.where
-        log.info("%d ranks of the experts, and up to %d more, join by mooncake.py expert-rank --join %s", *told)
+        plan, self.address, self.where = first.plan, door.address, door.where
+        told = plan.remote - plan.added, plan.added, self.how
+        log.info("%d ranks of the experts, and up to %d more, join by %s", *told)
         self._threads = [threading.Thread(target=self._accept, name="expert ranks", daemon=True)]
-        self._threads[0].start()
+        if plan.shared:
+            self._threads.append(threading.Thread(target=self._tell, name="nodes of ranks", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def how(self) -> str:
+        """The command by which a process joins."""
+        return f"mooncake.py expert-rank --join {self.where}" + " --rank N" * self._first.plan.shared
 
     def begin(self, group: ExpertGroup, desks: list[Desk]) -> None:
         """Those that wait and those that come get their places. `desks`: the group's."""
@@ -119,17 +123,18 @@ class RemoteRanks:
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         with self._lock:
-            here = sorted(rank for rank, guest in self._guests.items() if guest.desk is not None)
-        return {"address": list(self.address), "connected": here}
+            desks = {rank: guest.desk for rank, guest in sorted(self._guests.items()) if guest.desk is not None}
+        near = [rank for rank, desk in desks.items() if isinstance(desk, NearDesk)]
+        found = {"address": list(self.address), "connected": list(desks), "near": near}
+        return found | ({"nodes": [*self._door.nodes]} if self._first.plan.shared else {})
 
     def close(self) -> None:
         with self._lock:
             self._closing = True
             guests = list(self._guests.values())
         self._begun.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
+        self._door.changed.set()
+        self._door.close()
         for guest in guests:
             guest.wire.end()
             if guest.desk is not None and guest.desk not in self._desks:
@@ -142,7 +147,7 @@ class RemoteRanks:
     def _accept(self) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = self._door.listener.accept()
             except OSError as error:
                 if self._closing:
                     return
@@ -179,32 +184,52 @@ class RemoteRanks:
                 wire.close()
 
     def _join(self, wire: FrameSocket, joining: Joining, peer: str, waiting: _Waiting) -> None:
-        if (reason := refusal(joining, self._source.fingerprint)) is not None:
+        if (reason := refusal(joining, self._source.fingerprint, self._first.plan)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
             return
         self._begun.wait()
         rank = self._take_place(wire, joining)
         if rank is None:
-            wire.send({"refused": "all ranks have their processes", "again": True})
+            which = f"rank {joining.rank} has its process" if joining.shared else "all ranks have their processes"
+            wire.send({"refused": which, "again": True})
             return
         waiting.release()
         assert self._group is not None
         placement, living = self._group.restart_from(rank)
         duty = replace(self._first, rank=rank, placement=placement, living=living)
-        wire.send({"welcome": bodies.encode(Welcome(rank, self._source.fingerprint, duty.plan, placement))})
-        wire.await_for(LOADING_S)
-        if not self._loaded(wire, duty):
-            return
-        wire.await_for(SILENCE_S)
+        with self._handover(joining) as handover:
+            near = "" if handover is None else handover.path
+            wire.send({"welcome": bodies.encode(Welcome(rank, self._source.fingerprint, duty.plan, placement, near))})
+            wire.await_for(LOADING_S)
+            if (ready := self._loaded(wire, duty)) is None:
+                return
+            wire.await_for(SILENCE_S)
+            region = None
+            if handover is not None and "near" in ready:
+                region = new_region(f"desk of rank {rank}", duty.plan.layout)
+                handover.give([region.memfd or 0, self._bell.memfd or 0])
         with self._lock:
             guest = self._guests.get(rank)
             if guest is None or guest.wire is not wire or self._closing:
                 return
-            told = partial(self._ended, rank, wire), partial(self._leaves, rank)
-            guest.desk = desk = RemoteDesk(wire, duty.plan.layout, self._bell, *told)
+            ended, layout = partial(self._ended, rank, wire), duty.plan.layout
+            if region is None:
+                guest.desk = RemoteDesk(wire, layout, self._bell, ended, partial(self._leaves, rank))
+            else:
+                guest.desk = NearDesk(region, wire, layout, ended)
             log.info("rank %d of the experts is the process at %s", rank, peer)
-            self._group.arrived(rank, desk)
+            self._group.arrived(rank, guest.desk)
+        self._door.changed.set()
+
+    @contextmanager
+    def _handover(self, joining: Joining) -> Iterator[Handover | None]:
+        """For a process of this host that may share memory."""
+        if not (self._first.plan.shared and joining.boot and joining.boot == boot_id()):
+            yield None
+            return
+        with closing(Handover(self._door.folder)) as made:
+            yield made
 
     def _take_place(self, wire: FrameSocket, joining: Joining) -> int | None:
         """The rank of this connection from now on; None if all are taken. A process that connects again has lost its
@@ -218,21 +243,24 @@ class RemoteRanks:
             if self._closing or not free:
                 return None
             free = [rank for rank in free if rank < plan.least] or free
+            if joining.shared and joining.rank not in free:
+                return None
             rank = joining.rank if joining.rank in free else free[0]
             self._guests[rank] = _Guest(joining.instance, wire)
             return rank
 
-    def _loaded(self, wire: FrameSocket, duty: Duty) -> bool:
-        """Hand out weights until the process has its share. Raises PeerLost."""
+    def _loaded(self, wire: FrameSocket, duty: Duty) -> Header | None:
+        """Hand out weights until the process has its share: what it says then; None if it has failed. Raises
+        PeerLost."""
         opened = open_weights(self._source, getattr(torch, duty.plan.layout.dtype), None)
         with opened as reader:
             while True:
                 header = wire.frame().header
                 if "ready" in header:
-                    return True
+                    return header
                 if "failed" in header:
                     log.error("rank %d of the experts cannot load: %s", duty.rank, str(header["failed"]))
-                    return False
+                    return None
                 if "want" in header:
                     self._send_expert(wire, duty, reader, header)
 
@@ -252,6 +280,15 @@ class RemoteRanks:
             except (ModelError, OSError) as error:
                 raise PeerLost(f"its weights cannot be read here: {error}") from None
         wire.send({"expert": [layer, slot]}, views)
+
+    def _tell(self) -> None:
+        """Tell all ranks which nodes share them, whenever there is another one of either."""
+        while self._door.changed.wait() and not self._closing:
+            self._door.changed.clear()
+            with self._lock:
+                desks = [guest.desk for guest in self._guests.values() if guest.desk is not None]
+            for desk in desks:
+                desk.tell(self._door.nodes)
 
     def _leave(self, wire: FrameSocket) -> None:
         with self._lock:
@@ -275,9 +312,3 @@ class RemoteRanks:
         if self._desks[rank] is not desk:  # no step has begun since it was ready
             desk.close()
         self._leave(wire)
-
-
-def spelled(address: tuple[Any, ...]) -> str:
-    """HOST:PORT of a socket's address."""
-    host, port, *_ = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -132,12 +132,7 @@ class RemoteWorker:
             self._held = welcome
             return self._share
         self._share = self._held = None  # frees the memory of another one
-        share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
-        if self._source is not None:
-            progress = telling(lambda: wire.send({"loading": True}))
-            fill(duty, self._source, {duty.rank: share}, progress=progress)
-        else:
-            _pull(wire, duty, share)
+        share = new_share(wire, duty, self._source, lambda: wire.send({"loading": True}))
         self._share, self._held, self._experts = share, welcome, wanted
         return share
 
@@ -161,6 +156,17 @@ class RemoteWorker:
         elif head[0] == COMMIT:
             self._experts |= self._staged
             self._staged.clear()
+
+
+def new_share(wire: FrameSocket, duty: Duty, source: ModelSource | None, tell: Callable[[], None]) -> Share:
+    """With the experts of `duty`, from `source`, or from the node at the other end. `tell` is called from time to time.
+    Raises ModelError, PeerLost."""
+    share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
+    if source is None:
+        _pull(wire, duty, share)
+    else:
+        fill(duty, source, {duty.rank: share}, progress=telling(tell))
+    return share
 
 
 def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:

@@ -50,6 +50,7 @@ from engine.speculation.draft import DraftModel
 from engine.speculation.layer_drafts import LayerDrafts
 from engine.step.runner import Runner
 from net.compiled import NotCompiled
+from net.rounds.door import Door
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
 
@@ -75,16 +76,18 @@ def load_model(
     masks: Masks | None,
     find_pooled: Callable[[], PooledWeights | None] | None = None,
     agreed: str | None = None,
+    expert_door: Door | None = None,
 ) -> LoadedModel:
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
     called from this thread. `masks`: of requests with a grammar. `find_pooled`: where to look for the weights first.
-    `agreed`: the cluster's --weight-dtype, for auto. Raises ModelError, UsageError."""
+    `agreed`: the cluster's --weight-dtype, for auto. `expert_door`: where ranks with experts join, if it is open
+    already. Raises ModelError, UsageError."""
     drafts = _drafts(config, source) if draft is None else _load_draft(config, draft)
     if config.tensor_parallel_size > 1:
         return _load_ranks(config, geometry, source, drafts, progress, masks)
     region, kv = arena(config, geometry)
     if config.expert_parallel_size > 1:
-        return _load_experts(config, geometry, source, drafts, progress, masks, (region, kv))
+        return _load_experts(config, geometry, source, drafts, progress, masks, (region, kv), expert_door)
     torch.set_num_threads(config.num_threads)
     torch.set_grad_enabled(False)
     backend = _backend(config, source.config, geometry.dtype)
@@ -149,15 +152,17 @@ def _load_experts(
     progress: Callable[[int, int], None],
     masks: Masks | None,
     made: tuple[Region | DeviceRegion, Tensor],
+    door: Door | None,
 ) -> LoadedModel:
-    """As rank 0 of ranks that share the experts. `made`: the arena."""
+    """As rank 0 of ranks that share the experts, or without any of them. `made`: the arena."""
     region, kv = made
     source = _as_flagged(config, source)
-    torch.set_num_threads(max(1, config.num_threads // (config.expert_parallel_size - config.expert_remote_ranks)))
+    ranks_here = config.expert_parallel_size - config.expert_remote_ranks
+    torch.set_num_threads(max(1, config.num_threads // max(1, ranks_here)))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
     try:
-        processes = ExpertProcesses(config, source)
+        processes = ExpertProcesses(config, source, door)
     except OSError as error:
         raise UsageError(f"--expert-parallel-size {config.expert_parallel_size}: no shared memory: {error}") from error
     try:

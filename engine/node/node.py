@@ -34,6 +34,7 @@ from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.config.shape import cluster_geometry, geometry
 from engine.core.engine_load import first_role
+from engine.experts.sharing import sharing_of
 from engine.front.cluster import Cluster
 from engine.front.compiled import cheapest, choose
 from engine.handoff.arenas import Arenas
@@ -103,6 +104,7 @@ class Node:
         self._draft = draft
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
         self._site = config.site or ""
+        self._sharing = sharing_of(config, source.config, source.fingerprint)
         self.pooled = cluster_geometry(config, source.config)
         self.root = root_key(source.fingerprint, self.pooled)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
@@ -257,6 +259,8 @@ class Node:
             await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
+        if self._sharing is not None:
+            self._sharing.door.close()
         if self.serving.holder is not None:
             await self.serving.holder.close()
         if self.serving.kv_events is not None:
@@ -317,7 +321,8 @@ class Node:
             self.measures.phase("torch")
             find = self._find_weights(calls) if self.config.weights_from_store else None
             parts = self.config, self.geometry, self.source, self._draft, Progress(), self.door.grammars
-            return Engine, load_model(*parts, find, self.serving.weight_dtype)
+            door = None if self._sharing is None else self._sharing.door
+            return Engine, load_model(*parts, find, self.serving.weight_dtype, door)
 
         self.serving.unready = "loading weights"
         calls = LoopCalls()
@@ -386,6 +391,7 @@ class Node:
             | told_beyond(self.config, self.geometry)
             | self._first_role
             | self._scaling
+            | ({} if self._sharing is None else self._sharing.told)
             | common_transport.named(self.config.transport),
         )
 
@@ -433,9 +439,15 @@ class Node:
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)
+        self._share_ranks()
 
     def _member_down(self, member: Member, reason: str) -> None:
         self.channel.drop(member.node_id, reason)
+        self._share_ranks()
+
+    def _share_ranks(self) -> None:
+        if self._sharing is not None:
+            self._sharing.heard(member.info for member in self.gossip.members)
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""

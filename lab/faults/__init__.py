@@ -24,6 +24,8 @@ Files:
                      of a cut
     put_histories    Clients put the same keys concurrently, in calm and across a cut: checks their reads against
                      docs/store.md
+    rank_changes     Ranks with experts that join and leave while a node serves, and ranks that two nodes share: parts
+                     of ranks.py
     ranks            Ranks with experts that are killed, stopped and continued under load: who notices, and what it
                      costs
     role_changes     Nodes that change between prefill and decode under a load that changes its nature: no request

@@ -9,7 +9,11 @@ stream. No request may fail, every stream must return exactly the tokens of the 
 may be 2 s at the 99th percentile. Then without copies, once for each rule of --expert-loss: with `wait` the same holds
 except for the pause; with `drop` no request fails, and the answers that did without experts say so; with `fail`
 requests may end with an error that names the rank, and all others return the tokens of the undisturbed run. After every
-fault the rank comes back, no rank was masked without a fault, and nothing stays held. Exit code 1 if a check failed.
+fault the rank comes back, no rank was masked without a fault, and nothing stays held.
+
+Then two ranks join a node of two, one is killed, one stopped and continued, and both leave (rank_changes.py). At last
+two nodes share two ranks: a rank is killed and started again, one is stopped and continued, and one node is killed. No
+request may fail, and every one must return its tokens. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 from lab.bench.common.results import Row
 from lab.faults.checks import pause_rows
 from lab.faults.client import Body, Load
+from lab.faults.rank_changes import play_added, play_shared
 from lab.faults.runner import Run, Scenario, run
 from lab.faults.tiny import EXPERTS, tiny_model
 from lab.flag_types import above_zero, positive
@@ -84,6 +89,8 @@ def play(this: Run) -> None:
                 different = sum(one.tokens != calm[body].tokens for body, one in whole)
                 this.wrong += [f"{case}: {different} streams without an error have other tokens"] if different else []
             _no_false_masks(this, cluster, 1)
+    play_added(this, model)
+    play_shared(this, model)
 
 
 async def _broken(

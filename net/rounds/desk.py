@@ -1,7 +1,8 @@
 """Desk: the shared memory between the process that asks and one that answers.
 
 A region has the words of rounds.c in its first page, then the message, then the answer. Behind the words, the page
-holds the head of the message: which kind of work it is, and its sizes.
+holds the head of the message: which kind of work it is, and its sizes. One more word says that the message waits for
+those of other processes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from net.transfer.common.memory import Region
 
 HEAD_AT = 2048
 HEAD_WORDS = 8
+QUEUED_AT = HEAD_AT + 8 * HEAD_WORDS
 SPIN_NS = 50_000
 BEAT_NS = 10_000_000
 
@@ -40,6 +42,7 @@ class Desk:
         self.message = region.address + PAGE
         self.answer = self.message + layout.message_bytes
         self._head = (ctypes.c_int64 * HEAD_WORDS).from_address(region.address + HEAD_AT)
+        self._queued = ctypes.c_int64.from_address(region.address + QUEUED_AT)
         self._short = native.short()
         self._asked = int(self._short.mr_asked(self.address))
 
@@ -66,6 +69,11 @@ class Desk:
         """Grows as long as the other process runs."""
         return int(self._short.mr_beats(self.address))
 
+    @property
+    def queued(self) -> bool:
+        """Whether the other process has the message, and works for somebody else first."""
+        return bool(self._queued.value)
+
     # --- the side that answers
 
     def next_message(self, time_s: float) -> Message | None:
@@ -76,6 +84,10 @@ class Desk:
     def answered(self, number: int, bell: Region) -> None:
         """The answer to a message lies in the region."""
         self._short.mr_answer(self.address, bell.address, number)
+
+    def queue(self, waits: bool) -> None:
+        """Say whether the message waits for work of others."""
+        self._queued.value = int(waits)
 
     def live(self) -> None:
         """A sign of life of the process that answers."""

@@ -15,21 +15,35 @@ from net.rounds.layout import PAGE, Layout
 from net.transfer.common.memory import Region
 
 Take = Callable[[list[int], int], Sequence[memoryview]]
+Told = Callable[[list[str]], None]
 
 
 def _nothing(head: list[int], nbytes: int) -> Sequence[memoryview]:
     raise FrameError(f"{nbytes} bytes came that belong to no message")
 
 
+def _heard(nodes: list[str]) -> None:
+    pass
+
+
+def addresses(header: Header) -> list[str]:
+    """Of a frame {"nodes": ...}. Raises FrameError."""
+    nodes = header["nodes"]
+    if not isinstance(nodes, list) or not all(type(node) is str for node in nodes):
+        raise FrameError("a frame names no nodes")
+    return nodes
+
+
 class Outpost:
     """A context manager: inside, messages arrive at `desk` and beats leave. `ended` says why that is over."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout, take: Take = _nothing) -> None:
+    def __init__(self, wire: FrameSocket, layout: Layout, take: Take = _nothing, told: Told = _heard) -> None:
         """`wire`: nothing but messages comes on it from now on. `take(head, nbytes)`: memory for bytes that come with a
-        message and have no room in it, called before the message arrives; raises FrameError for what cannot be."""
+        message and have no room in it, called before the message arrives; raises FrameError for what cannot be.
+        `told(nodes)`: HOST:PORT of the processes that ask here. Both are called in a thread of this outpost."""
         self.desk = Desk(Region.private("desk", desk_bytes(layout)), layout)
         self.ended: str | None = None
-        self._wire, self._bell, self._take = wire, new_bell("bell"), take
+        self._wire, self._bell, self._take, self._told = wire, new_bell("bell"), take, told
         self._number = 0  # of the last message
         self._stop = threading.Event()
         self._threads = [
@@ -60,6 +74,11 @@ class Outpost:
         self.desk.answered(message.number, self._bell)
         with suppress(PeerLost):
             self._wire.send({"a": message.number}, [self.desk.region.memory[begin : begin + nbytes]])
+
+    def queue(self, waits: bool) -> None:
+        """Say whether the message waits for work of others."""
+        with suppress(PeerLost):
+            self._wire.send({"q": waits})
 
     def leave(self) -> None:
         """This process would like to end. It answers messages until `ended`."""
@@ -99,6 +118,9 @@ class Outpost:
             for frame in self._wire.frames():
                 if "bye" in frame.header:
                     raise PeerLost("the other side has let this one go")
+                if "nodes" in frame.header:
+                    self._told(addresses(frame.header))
+                    continue
                 head = self._head(frame.header)
                 if not frame.payload:  # nothing was placed, so nothing was checked
                     self._place(frame.header, 0)

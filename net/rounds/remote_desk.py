@@ -5,8 +5,10 @@
        "x": bytes of what comes behind the parts           writes it to where Outpost's `take` says
                               <──  {"a": number} + the rows of the answer
                               <──  {"b": true}             every 10 ms
+                              <──  {"q": true or false}    the message waits for work of others, or does so no more
                               <──  {"leave": true}         it would like to end, and answers until
     {"bye": true}                 ──>                      no message follows
+    {"nodes": addresses}          ──>                      the asking processes that share the answering one
 
 The message is written to memory of this process as for a rank on this host, and nobody else needs to know the
 difference: what arrives is put where a local process would have put it, and rings the same bell.
@@ -65,6 +67,11 @@ class RemoteDesk(Desk):
         with suppress(PeerLost):
             self._wire.post({"bye": True}, [])
 
+    def tell(self, nodes: Sequence[str]) -> None:
+        """HOST:PORT of all asking processes that share the answering one."""
+        with suppress(PeerLost):
+            self._wire.post({"nodes": [*nodes]}, [])
+
     def close(self) -> None:
         self._closing = True
         self._wire.end()
@@ -91,9 +98,12 @@ class RemoteDesk(Desk):
                 if "a" in frame.header:
                     if not frame.payload:  # nothing was placed, so nothing was checked
                         self._check(frame.header, 0)
+                    self.queue(False)
                     self.answered(self._asked, self._bell)
                 elif "b" in frame.header:
                     self.live()
+                elif "q" in frame.header:
+                    self.queue(frame.header["q"] is True and not self.idle)
                 elif "leave" in frame.header:
                     self._leaves()
         except (PeerLost, PeerRefused, FrameError) as error:

@@ -12,12 +12,13 @@ those of the next larger one. A round in which a rank was given up tells nothing
 size tell only about each other: their limit is at least ANSWER_S.
 
 Time counts only as far as the observer itself was running: between two looks at most LOOK_S. An observer that was
-stopped, or waited for a core, does not take its own pause for the silence of others.
+stopped, or waited for a core, does not take its own pause for the silence of others. Time in which a rank works for
+other observers first counts neither for its answer nor for the length of the round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 LOOK_S = 0.05
@@ -58,16 +59,17 @@ class Silence:
         least = LEAST_ANSWER_S if longest is not None and work else ANSWER_S
         self.answer_limit_s = max(least, ANSWERS * (longest or 0.0))
 
-    def look(self, now: float, beats: Mapping[int, int]) -> list[int]:
-        """`beats`: of the ranks that have not answered yet. Returns those to give up."""
+    def look(self, now: float, beats: Mapping[int, int], queued: Collection[int] = ()) -> list[int]:
+        """`beats`: of the ranks that have not answered yet. `queued`: those of them that work for other observers
+        first. Returns those to give up."""
         passed = min(max(0.0, now - (now if self._looked is None else self._looked)), LOOK_S)
         self._looked = now
-        self._round += passed
+        self._round += 0.0 if queued else passed
         fade = 0.5 ** (passed / HALF_LIFE_S)
         late = []
         for rank, count in beats.items():
             one = self._ranks[rank]
-            one.waits_s += passed
+            one.waits_s += 0.0 if rank in queued else passed
             one.silent_s += passed
             if count != one.beats:
                 self._pauses[rank] = max(self._pauses.get(rank, 0.0) * fade, one.silent_s)

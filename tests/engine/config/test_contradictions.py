@@ -71,8 +71,16 @@ ALWAYS = [
         "experts move between ranks that stay, not with --max-expert-parallel-size",
     ),
     (
-        "--expert-parallel-size 2 --expert-remote-ranks 2",
-        "the node itself is one of the --expert-parallel-size 2 ranks",
+        "--expert-parallel-size 2 --expert-remote-ranks 3",
+        "--expert-remote-ranks 3 is more than --expert-parallel-size 2, all ranks",
+    ),
+    (
+        "--expert-parallel-size 2 --expert-remote-ranks 2 --max-expert-parallel-size 3",
+        "--max-expert-parallel-size: experts stay where they are on ranks that nodes share",
+    ),
+    (
+        "--expert-parallel-size 2 --expert-remote-ranks 2 --expert-balance-steps 8",
+        "--expert-balance-steps 8: experts stay where they are on ranks that nodes share (--expert-remote-ranks 2",
     ),
     ("--num-redundant-experts 2", "give it too"),
     ("--weight-dtype int8 --weights-from-store", "--weight-dtype int8 does not work with --weights-from-store"),

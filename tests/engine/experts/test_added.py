@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from engine.experts.added import further_copies
-from engine.experts.placement import Placement, first_placement
+from engine.experts.placing.added import further_copies
+from engine.experts.placing.placement import Placement, first_placement
 from tests.engine.experts.test_ranks import ranks, saved
 from tests.engine.experts.test_remote_ranks import joins, port_of, same
 

@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.experts.eplb import apart, packed, rebalanced
-from engine.experts.placement import Placement, first_placement, imbalance
+from engine.experts.placing.eplb import apart, packed, rebalanced
+from engine.experts.placing.placement import Placement, first_placement, imbalance
 from engine.model.experts.shares import problem
 
 LOADS = (

@@ -11,7 +11,7 @@ import torch
 
 from engine.experts.collect import Collector
 from engine.experts.group import POLL_S, ExpertGroup, LossRule
-from engine.experts.placement import Placement
+from engine.experts.placing.placement import Placement
 from engine.experts.plan import Plan
 from engine.experts.share import Share
 from engine.model.experts.losses import DROP, FAIL, WAIT

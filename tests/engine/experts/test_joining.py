@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from engine.config.config import Config
+from engine.config.net_options import open_expert_door
 from engine.experts import loading, rank_command, remote_ranks, remote_worker
 from engine.experts.joining import VERSION, Joining, Welcome
-from engine.experts.placement import first_placement
+from engine.experts.placing.placement import first_placement
 from engine.experts.plan import Duty, Plan
 from engine.experts.remote_ranks import RemoteRanks
 from engine.experts.remote_worker import RemoteWorker
@@ -148,7 +149,7 @@ def door() -> Iterator[Callable[..., RemoteRanks]]:
         config = Config(model="a model", host=host, expert_parallel_size=2, expert_remote_ranks=1)
         source: Any = SimpleNamespace(fingerprint="a model")
         first = Duty(0, plan_of(1, 4, 2, 1, remote=1), first_placement(1, 4, 2, 4, 1))
-        made.append(RemoteRanks(config, source, {}, first, bell))
+        made.append(RemoteRanks(config, source, {}, first, bell, open_expert_door(config)))
         return made[-1]
 
     yield opened
@@ -232,7 +233,9 @@ def test_ranks_that_may_be_added_get_processes_after_all_others():
         model="m", host="127.0.0.1", expert_parallel_size=2, expert_remote_ranks=1, max_expert_parallel_size=3
     )
     source: Any = SimpleNamespace(fingerprint="a model")
-    made = RemoteRanks(config, source, {}, Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1)), bell)
+    made = RemoteRanks(
+        config, source, {}, Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1)), bell, open_expert_door(config)
+    )
     try:
         assert list(made.absent()) == [1]
         wire: Any = SimpleNamespace(end=lambda: None)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from engine.experts.moves import Move
-from engine.experts.placement import Placement
+from engine.experts.placing.moves import Move
+from engine.experts.placing.placement import Placement
 
 
 def test_experts_come_from_memory_here_if_a_rank_here_has_them():

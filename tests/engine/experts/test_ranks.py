@@ -20,7 +20,7 @@ from engine.checkpoint.model_source import ModelSource, describe
 from engine.config.config import Config
 from engine.experts.group import ExpertGroup
 from engine.experts.loading import load_rest
-from engine.experts.placement import Placement, imbalance
+from engine.experts.placing.placement import Placement, imbalance
 from engine.experts.processes import ExpertProcesses
 from engine.model.decoder import Model, Outside
 from engine.step.runner import Row, Runner

@@ -19,8 +19,8 @@ import torch
 
 from engine.config.flags import UsageError
 from engine.experts import joining
-from engine.experts.moves import Move
-from engine.experts.placement import imbalance
+from engine.experts.placing.moves import Move
+from engine.experts.placing.placement import imbalance
 from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
 from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
@@ -318,7 +318,7 @@ def test_a_rank_of_another_model_or_release_is_refused(saved, monkeypatch):
     with ranks(saved("mixtral"), expert_remote_ranks=1) as made:
         assert "its --model is another one" in refused(port_of(made), "--model", str(saved("qwen3moe")))
         found = joining.Joining("0.0.0/1", "x")
-        assert "run the same release" in (joining.refusal(found, "") or "")
+        assert "run the same release" in (joining.refusal(found, "", made.processes.plan) or "")
 
 
 def test_a_rank_too_many_waits_for_a_place(saved):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.experts.group import ExpertGroup, LossRule
-from engine.experts.placement import Placement, first_placement
+from engine.experts.placing.placement import Placement, first_placement
 from engine.experts.plan import Plan
 from engine.experts.share import MATRICES, Share
 from engine.experts.work import Work

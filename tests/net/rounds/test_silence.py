@@ -145,3 +145,24 @@ def test_the_limit_follows_the_longest_pause_and_forgets_it():
     assert LEAST_S < silence.limit_s(0) <= MOST_S
     silence.forget([0])
     assert silence.limit_s(0) == LEAST_S
+
+
+def test_work_for_others_does_not_count_and_a_hang_does():
+    """A rank that works for another observer for a minute is not given up, and the next limit does not grow by it. One
+    that says so no more is."""
+    silence = Silence()
+    run(silence, [every(0.01, 1)], [0.05], every(LOOK, 1), work=64)
+    limit = silence.answer_limit_s
+    silence.begin(10.0, {0: 0, 1: 0}, 64)
+    beats, now = 0, 10.0
+    while now < 70.0:
+        now, beats = now + LOOK, beats + 1
+        assert silence.look(now, {0: beats, 1: beats}, [0, 1]) == []
+    late: list[int] = []
+    while not late and now < 70.0 + 2 * LEAST_ANSWER_S:
+        now, beats = now + LOOK, beats + 1
+        late = silence.look(now, {0: beats, 1: beats}, [0])
+    assert late == [1] and now - 70.0 <= LEAST_ANSWER_S + 2 * LOOK
+    silence.end(whole=True)
+    silence.begin(100.0, {0: 0}, 64)
+    assert silence.answer_limit_s <= max(limit, LEAST_ANSWER_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from engine.experts.eplb import apart, rebalanced
+from engine.experts.placing.eplb import apart, rebalanced
 
 Slots = tuple[int, ...]
 """The experts of one rank in one layer, by slot."""

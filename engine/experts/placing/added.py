@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.experts.placement import Placement, Slots
+from engine.experts.placing.placement import Placement, Slots
 
 
 def further_copies(placement: Placement, layer: int, loads: Sequence[float]) -> Slots:

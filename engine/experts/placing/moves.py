@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from engine.experts.placement import Placement
+from engine.experts.placing.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)

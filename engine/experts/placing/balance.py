@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.experts.eplb import apart, rebalanced
-from engine.experts.placement import Placement, imbalance
+from engine.experts.placing.eplb import apart, rebalanced
+from engine.experts.placing.placement import Placement, imbalance
 
 GAIN = 0.95
 """Experts move if the busiest rank's load falls at least to this share."""

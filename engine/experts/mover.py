@@ -1,0 +1,80 @@
+"""Mover: brings experts of one layer to other ranks, between two steps (placing/moves.py says which way each takes)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.experts.loading import Checkpoint
+from engine.experts.placing.moves import Move
+from engine.experts.share import Share
+from engine.experts.work import COMMIT, STAGE, TAKE, Work
+from engine.model.model_error import ModelError
+from net.rounds.desk import Desk
+from net.rounds.remote_desk import RemoteDesk
+
+
+class Mover:
+    """Rank 0's. `own`: its work. `desks`: of all ranks, as they are at each call. `shares`: of the ranks of this host.
+    `answered`: waits for these ranks; returns those that are lost, and why.
+
+    `checkpoint`: where moves find experts that no rank of this host has; None: these cannot move."""
+
+    def __init__(
+        self,
+        own: Work,
+        desks: Sequence[Desk],
+        shares: Mapping[int, Share],
+        answered: Callable[[list[int]], dict[int, str]],
+    ) -> None:
+        self.checkpoint: Checkpoint | None = None
+        self._own, self._desks, self._shares, self._answered = own, desks, shares, answered
+
+    def bring(self, move: Move) -> dict[int, str]:
+        """Every rank gets what it is to have, and uses it from `commit` on. Returns the ranks that are lost, and why:
+        then nothing has changed. Raises ModelError, OSError if an expert cannot be read."""
+        read = {expert: self._read(move.layer, expert) for expert in move.unread}
+        if failed := self._stage(move) or self._give(move, read):
+            self._shares[0].drop_staged()
+            return failed
+        for rank, slot, expert in move.written:
+            self._shares[rank].take(move.layer, slot, read[expert])
+        return {}
+
+    def commit(self, move: Move) -> dict[int, str]:
+        """All use what they got. Returns the ranks that are lost, and why."""
+        others = [rank for rank in (*move.copied, *move.sent) if rank]
+        for rank in others:
+            self._desks[rank].ask(COMMIT, move.layer, 0, 0)
+        self._shares[0].commit()
+        return self._answered(others)
+
+    def _read(self, layer: int, expert: int) -> Share:
+        if self.checkpoint is None:
+            raise ModelError(f"there is no checkpoint to read expert {expert} from")
+        return self.checkpoint.read(layer, expert)
+
+    def _stage(self, move: Move) -> dict[int, str]:
+        """The ranks of this host copy what they get. Returns those that are lost, and why."""
+        others = [rank for rank in move.copied if rank]
+        for rank in others:
+            Work(self._desks[rank], rank, self._shares).put_moves(move.copied[rank])
+            self._desks[rank].ask(STAGE, move.layer, len(move.copied[rank]), 0)
+        own = move.copied.get(0, [])
+        self._own.put_moves(own)
+        self._own.stage(move.layer, len(own))
+        return self._answered(others)
+
+    def _give(self, move: Move, read: Mapping[int, Share]) -> dict[int, str]:
+        """The ranks elsewhere get theirs, one each at a time. Returns those that are lost, and why. `read`: from the
+        checkpoint."""
+        for turn in range(max(map(len, move.sent.values()), default=0)):
+            asked = [rank for rank, moves in move.sent.items() if turn < len(moves)]
+            for rank in asked:
+                slot, expert, there = move.sent[rank][turn]
+                source = (read[expert], 0, 0) if there is None else (self._shares[there[0]], move.layer, there[1])
+                desk = self._desks[rank]
+                assert isinstance(desk, RemoteDesk)
+                desk.give(source[0].bytes_of(*source[1:]), TAKE, move.layer, 0, 0, slot, expert, int(turn == 0))
+            if failed := self._answered(asked):
+                return failed
+        return {}

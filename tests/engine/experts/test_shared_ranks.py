@@ -1,0 +1,308 @@
+"""Ranks that several nodes share: real processes, the tokens of one process, and losses on either side."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.config.config import Config
+from engine.experts import shared_rank
+from engine.experts.joining import VERSION, Joining, Welcome, refusal
+from engine.experts.placing.placement import first_placement
+from engine.experts.plan import Plan, group_name
+from engine.experts.shared_rank import SharedRank
+from engine.experts.sharing import EXPERTS, Sharing
+from engine.experts.work import COMMIT
+from engine.model.model_error import ModelError
+from net.errors import PeerLost, PeerRefused
+from net.rounds.desk import Message
+from net.rounds.layout import Layout
+from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
+from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, same
+
+__all__ = ["saved"]
+
+LAYOUT = Layout(most_rows=8, hidden=16, top_k=1, dtype="float32")
+PLAN = Plan((0, 1), 4, 2, 4, hidden=16, expert_size=8, activation="silu", layout=LAYOUT, remote=2)
+
+
+def node(path: Path, size: int = 2, **flags: Any) -> Any:
+    return ranks(path, expert_parallel_size=size, expert_remote_ranks=size, **flags)
+
+
+@contextmanager
+def shared(path: Path, seeds: list[int], size: int = 2, *flags: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes of all ranks, which are told these nodes of this host."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(joins(seeds[0], *_more(seeds), "--rank", str(rank), "--model", str(path), *flags))
+            for rank in range(size)
+        ]
+
+
+def _more(seeds: list[int]) -> list[str]:
+    return ["--join", ",".join(f"127.0.0.1:{port}" for port in seeds)]
+
+
+def here(made: Ranks) -> None:
+    wait_for(lambda: made.processes.awaited() is None)
+    made.until(lambda state: not state["masked"])
+
+
+def meet(*nodes: Ranks) -> None:
+    """As gossip would tell them."""
+    for made in nodes:
+        assert made.processes.remote is not None
+        made.processes.remote._door.share([f"127.0.0.1:{port_of(one)}" for one in nodes])
+
+
+@pytest.mark.parametrize("family", ["mixtral", pytest.param("qwen3moe", marks=pytest.mark.heavy)])
+def test_two_nodes_with_one_group_compute_what_one_process_does(saved, family):
+    """The ranks are told of one node only, and hear of the other. Each expert is in one process, and both nodes use
+    all. Then a rank is killed, each node masks it by itself, and a new process has its place at both."""
+    path = saved(family)
+    with node(path, expert_replicas=2) as a, node(path, max_num_batched_tokens=48, expert_replicas=2) as b:
+        waits = a.processes.awaited()
+        assert waits is not None and f"--join 127.0.0.1:{port_of(a)} --rank N" in waits
+        with shared(path, [port_of(a)]) as processes:
+            here(a)
+            assert b.processes.awaited() is not None
+            meet(a, b)
+            here(b)
+            found: list[BaseException] = []
+
+            def compute() -> None:
+                try:
+                    for _ in range(3):
+                        same(b, path)
+                except BaseException as error:
+                    found.append(error)
+
+            thread = threading.Thread(target=compute)
+            thread.start()
+            for _ in range(3):
+                same(a, path)
+            thread.join()
+            assert not found and a.group.num_masked == b.group.num_masked == 0
+            for made in (a, b):
+                state = made.processes.state()
+                assert min(state["pairs_by_rank"]) > 0 and state["remote"]["near"] == [0, 1]
+                assert len(state["remote"]["nodes"]) == 2 and not made.processes.shares
+            processes[0].kill()
+            processes[0].wait()
+            same(a, path)
+            same(b, path)
+            wait_for(lambda: list(a.processes.missing()) == list(b.processes.missing()) == ["0"])
+            with joins(port_of(b), "--rank", "0"):  # its weights come from the node
+                here(a)
+                here(b)
+                before = a.group.pairs[0], b.group.pairs[0]
+                same(a, path)
+                same(b, path)
+                assert a.group.pairs[0] > before[0] and b.group.pairs[0] > before[1]
+
+
+def test_a_node_that_ends_does_not_disturb_the_other_and_another_one_comes(saved):
+    path = saved("mixtral")
+    with node(path) as a:
+        with node(path) as b, shared(path, [port_of(b), port_of(a)], 2, "--log-level", "debug"):
+            here(a)
+            here(b)
+            same(b, path)
+            b.processes.close()
+            for _ in range(3):
+                same(a, path)
+            meet(a)
+            assert a.group.num_masked == 0 and not a.processes.missing()
+            with node(path) as c:
+                meet(a, c)
+                here(c)
+                same(c, path)
+                same(a, path)
+                assert c.group.num_masked == a.group.num_masked == 0
+        wait_for(lambda: len(a.processes.missing()) == 2)
+        all_logits(a.logits)
+        assert a.group.take_losses().masked == (0, 1) and a.processes.lack() == 1.0
+
+
+def test_a_stopped_rank_is_masked_by_both_and_continues(saved):
+    path = saved("mixtral")
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(node(path, expert_replicas=2)) for _ in range(2))
+        processes = stack.enter_context(shared(path, [port_of(a), port_of(b)]))
+        here(a)
+        here(b)
+        same(a, path)
+        processes[1].send_signal(signal.SIGSTOP)
+        same(a, path)
+        same(b, path)
+        for made in (a, b):
+            assert "no sign of life" in made.processes.state()["masked"]["1"]
+        processes[1].send_signal(signal.SIGCONT)
+        here(a)
+        here(b)
+        same(a, path)
+
+
+def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch):
+    path = saved("mixtral")
+    monkeypatch.setattr("engine.experts.remote_ranks.boot_id", lambda: "another host")
+    with node(path) as a, shared(path, [port_of(a)]):
+        here(a)
+        same(a, path)
+        state = a.processes.state()["remote"]
+        assert state["connected"] == [0, 1] and state["near"] == []
+
+
+@pytest.mark.expects_error("cannot load: rank . serves nodes that have other experts")
+def test_a_node_with_other_experts_is_refused_while_the_first_is_here(saved):
+    path = saved("mixtral")
+    with node(path) as a, node(path, expert_replicas=2) as other, shared(path, [port_of(a)]) as processes:
+        here(a)
+        meet(a, other)
+        for process in processes:
+            wait_for(lambda process=process: "give all the same --dtype" in _line(process))
+        assert other.processes.awaited() is not None
+        same(a, path)
+        assert a.group.num_masked == 0
+
+
+def test_two_processes_for_one_rank_are_one_and_one_that_waits(saved):
+    path = saved("mixtral")
+    with node(path) as a, shared(path, [port_of(a)]) as processes:
+        here(a)
+        with joins(port_of(a), "--rank", "1") as spare:
+            wait_for(lambda: "rank 1 has its process" in _line(spare))
+            processes[1].kill()
+            wait_for(lambda: a.processes.missing() != {})
+            here(a)
+            same(a, path)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+@pytest.mark.parametrize(
+    ("plan", "joining", "why"),
+    [
+        (PLAN, {}, "give --rank, of 0 to 1"),
+        (replace(PLAN, remote=1), {"shared": True, "rank": 1}, "leave out --rank"),
+        (PLAN, {"shared": True, "rank": 2}, "--rank 2: the ranks of --expert-parallel-size 2 are 0 to 1"),
+        (PLAN, {"shared": True, "rank": 1}, None),
+        (replace(PLAN, remote=1), {}, None),
+    ],
+)
+def test_who_can_be_a_rank_of_which_node(plan, joining, why):
+    found = refusal(Joining(VERSION, "x", **joining), "a model", plan)
+    assert found is None if why is None else found is not None and why in found
+
+
+def test_groups_are_of_the_same_experts():
+    """What only messages depend on does not matter."""
+    placement = first_placement(2, 4, 2, 8, 2)
+    name = group_name("m", PLAN, placement)
+    assert name == group_name("m", replace(PLAN, layout=replace(LAYOUT, most_rows=9, codes="int8")), placement)
+    assert name != group_name("n", PLAN, placement)
+    assert name != group_name("m", replace(PLAN, layout=replace(LAYOUT, dtype="bfloat16")), placement)
+    assert name != group_name("m", PLAN, first_placement(2, 4, 2, 4, 1))
+
+
+def test_nodes_of_the_same_group_hear_of_each_other():
+    model = SimpleNamespace(
+        num_layers=2, has_experts=lambda layer: True, num_experts=4, hidden_size=16, expert_size=8, activation="silu",
+        experts_per_token=1, gate_limit=0.0, expert_biases=False,
+    )  # fmt: skip
+    config = Config(model="m", host="127.0.0.1", dtype="float32", expert_parallel_size=2, expert_remote_ranks=2)
+    made: Any = model
+    nodes = [Sharing(one, made, "m") for one in (config, config, replace(config, expert_replicas=2))]
+    try:
+        members = [one.told for one in nodes]
+        told = [*members, {}, {EXPERTS: 7}, {EXPERTS: [members[0][EXPERTS][0], "nowhere"]}]
+        for one in nodes:
+            one.heard(told)
+        assert set(nodes[0].door.nodes) == set(nodes[1].door.nodes) == {nodes[0].door.where, nodes[1].door.where}
+        assert nodes[2].door.nodes == (nodes[2].door.where,)
+        nodes[0].heard([members[0]])
+        assert nodes[0].door.nodes == (nodes[0].door.where,)
+    finally:
+        for one in nodes:
+            one.door.close()
+
+
+def rank_of(source: Any = None) -> SharedRank:
+    return SharedRank(0, ["127.0.0.1:1"], source, None, 1)
+
+
+def test_a_share_is_replaced_only_when_no_node_uses_it(monkeypatch):
+    filled: list[Any] = []
+    monkeypatch.setattr(shared_rank, "new_share", lambda wire, duty, source, tell: filled.append(duty) or object())
+    made, sent = rank_of(), list[dict[str, Any]]()
+    wire: Any = SimpleNamespace(send=sent.append)
+    first = Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))
+    other = replace(first, fingerprint="n")
+    messages = replace(first, plan=replace(PLAN, layout=replace(LAYOUT, most_rows=99)))
+    with made._holding(wire, first) as one, made._holding(wire, messages) as two:
+        assert one is two and len(filled) == 1 and not sent
+        with pytest.raises(PeerRefused, match="give all the same"), made._holding(wire, other):
+            pass
+        assert "give all the same" in sent[-1]["failed"]
+    with made._holding(wire, other):
+        assert len(filled) == 2 and made._served == 1
+    assert made._served == 0
+
+
+def test_a_model_that_cannot_load_ends_the_process(monkeypatch):
+    def fails(*given: Any) -> None:
+        raise ModelError("no such file")
+
+    monkeypatch.setattr(shared_rank, "new_share", fails)
+    made, wire = rank_of(), SimpleNamespace(send=lambda header: None)
+    told: Any = wire
+    with pytest.raises(ModelError), made._holding(told, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))):
+        pass
+    made._end(ModelError("no such file"))
+    with pytest.raises(ModelError, match="no such file"):
+        made.run()
+
+
+def test_a_message_that_is_none_ends_one_connection_only():
+    made = rank_of()
+    broken: Any = SimpleNamespace(do=lambda head: [][head[1]])
+    with pytest.raises(PeerLost, match="would move experts"):
+        made._do("a", broken, Message(1, [COMMIT, 0, 0, 0]), lambda waits: None)
+    with pytest.raises(PeerLost, match="cannot be computed"):
+        made._do("a", broken, Message(1, [0, 5, 1, 1]), lambda waits: None)
+    made._do("b", SimpleNamespace(do=lambda head: None), Message(1, [0, 0, 1, 1]), lambda waits: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--join", "127.0.0.1:1,127.0.0.1:2"], "only with --rank"),
+        (["--join", "127.0.0.1:1,nowhere", "--rank", "0"], "not HOST:PORT"),
+        (["--join", "127.0.0.1:1", "--rank", "64"], "64 is no rank"),
+        (["--join", "127.0.0.1:1", "--rank", "-1"], "is no rank"),
+    ],
+)
+def test_refused_command_lines(flags, told):
+    found = subprocess.run([sys.executable, str(MOONCAKE), "expert-rank", *flags], capture_output=True, text=True)
+    assert found.returncode == 2 and told in found.stderr
+
+
+def test_a_rank_without_a_number_is_told_to_give_one(saved):
+    path = saved("mixtral")
+    with node(path) as a, joins(port_of(a)) as process:
+        assert process.wait(120) == 2 and process.stderr is not None
+        assert "give --rank, of 0 to 1" in process.stderr.read()
