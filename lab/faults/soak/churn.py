@@ -14,8 +14,8 @@ What is checked; exit code 1 if one of these fails:
   - every request returns the tokens that it gave on the calm cluster, however often its clients had to reconnect or
     were refused; nodes that were drained or terminated end with code 0
   - survivors stay flat over the second half of the run, in private memory, open files and threads: the growth is what
-    their robust slope (Theil-Sen) makes of that time, or a step in it. Memory may grow by --most-mib; files and threads by
-    one per four nodes that ended in that half, and at least by --most-files: one per lost peer is a leak
+    their robust slope (Theil-Sen) makes of that time, or a step in it. Memory may grow by --most-mib; files and threads
+    by one per four nodes that ended in that half, and at least by --most-files: one per lost peer is a leak
   - at the end no living node maps a shared segment or has a descriptor of one whose owner is dead, no connection is
     left that only its other side has closed, and no directory of a dead node remains
   - at the end no node holds a block, and all books are balanced
