@@ -69,7 +69,7 @@ END_S = 90.0
 """Until a node that leaves has ended: its --drain-timeout-ms, and its end."""
 
 ENDS_PER_LEAK = 4
-"""Files and threads may grow by one per so many ended nodes."""
+"""Files and threads may grow by one per this number of ended nodes."""
 
 PROGRESS_S = 10.0
 MIB = 1 << 20
