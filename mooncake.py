@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 # The rooms lie next to this file, also where a wheel was installed (setup.py). First on the path, because the standard
 # library has a module named sched, too.
@@ -37,7 +38,7 @@ if find_spec("uvloop") is None:
 
 from engine.config.flags import UsageError, parse
 from engine.observe.logs import configure as configure_logs
-from engine.start.torch_import import begin_library
+from engine.start.torch_import import begin_library, leave
 
 GIL_SWITCH_S = 0.001
 SPIN_COUNT = "3000"
@@ -101,5 +102,10 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
+def command() -> NoReturn:
+    """`main` as a process."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

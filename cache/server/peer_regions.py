@@ -65,7 +65,8 @@ class PeerRegions:
             log.debug("region %r of %s is not mapped: %r", name, peer, error)
         finally:
             del self._opening[peer, name]
-        self._views[peer, name] = View(path, region)
+        if path is not None:  # otherwise it was not reached, or has been lost since
+            self._views[peer, name] = View(path, region)
 
     def _forget(self, peer: str) -> None:
         for known in (self._views, self._rest_until):

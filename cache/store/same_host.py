@@ -21,6 +21,7 @@ from cache.index.loans import LOANS_REGION, PAGES
 from cache.index.shared_index import INDEX_REGION, IndexView, Row
 from cache.store.calls import HOME_ERRORS, Calls
 from cache.store.job import StoreCall
+from net.channel.channel import Channel
 from net.compiled import NotCompiled
 from net.loop.tasks import spawn
 from net.transfer.common.memory import Region
@@ -45,7 +46,7 @@ class View(NamedTuple):
 class SameHost:
     """The same-host reads of one client."""
 
-    def __init__(self, transfer: TransferEngine, calls: Calls) -> None:
+    def __init__(self, channel: Channel, transfer: TransferEngine, calls: Calls) -> None:
         self._transfer = transfer
         self._calls = calls
         self._threads = CopyThreads()
@@ -57,6 +58,8 @@ class SameHost:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._rest_until: dict[str, float] = {}  # home -> earliest next attempt to map its memory
+        channel.on_lost(self._forget)
+        channel.on_closed(self._forget)
 
     def view(self, home: str) -> View | None:
         """The home's memory if it is mapped here. If it might be mappable, a task tries that, while this call sends a
@@ -100,12 +103,17 @@ class SameHost:
         self._report_soon(home, list(keys))
 
     def _look_at(self, home: str, path: Path | None) -> None:
-        loop = asyncio.get_running_loop()
+        now = asyncio.get_running_loop().time()
         if home in self._looking or (path is None and not self._transfer.may_be_one_sided(home)):
             return
-        if loop.time() >= self._rest_until.get(home, 0.0):
-            self._rest_until[home] = loop.time() + MAP_RETRY_S
+        if now >= self._rest_until.get(home, 0.0):
+            resting = {other: until for other, until in self._rest_until.items() if until > now}
+            self._rest_until = resting | {home: now + MAP_RETRY_S}
             self._looking[home] = spawn(self._open(home), "mapping the memory of a home")
+
+    def _forget(self, home: str) -> None:
+        """A view would keep the memory of a lost home mapped, and the name may never come back."""
+        self._views.pop(home, None)
 
     async def _open(self, home: str) -> None:
         path, index, arena = None, None, None
@@ -122,7 +130,8 @@ class SameHost:
             log.debug("home %s shows no index: %r", home, error)
         finally:
             del self._looking[home]
-        self._views[home] = View(path, index, arena)  # valid for that path: another path needs a new attempt
+        if path is not None:  # otherwise it was not reached, or has been lost since
+            self._views[home] = View(path, index, arena)  # valid for that path: another path needs a new attempt
 
     async def _prepare(self) -> None:
         """Compile the C code, once."""

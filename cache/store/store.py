@@ -88,7 +88,7 @@ class Store:
         self._share = None if local is None else StoreServer(node_id, channel, transfer, local, self.deadlines)
         self._calls = calls = Calls(channel, transfer.bulk, self.deadlines)
         self.router = Router(node_id, options.replicas)
-        self.same_host = SameHost(transfer, calls)
+        self.same_host = SameHost(channel, transfer, calls)
         self._reader = Reader(calls, transfer, self.same_host, self.router, self.deadlines, accounts, options.checksums)
         self.other_sites = OtherSites(
             options.other_sites,

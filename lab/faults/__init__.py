@@ -37,11 +37,12 @@ Files:
                      stays held
     tiny             A model that loads immediately, for benchmarks of everything except the model
     networks/        Networks of faults: nodes in namespaces, slow links between sites, and floods of connections
-    soak/            The store for a long time, under load and under faults
+    soak/            Nodes for a long time, under load and under faults
 """
 
 FAULTS = {
     "chaos": "lab.faults.chaos",
+    "churn": "lab.faults.soak.churn",
     "cut-nodes": "lab.faults.cut_nodes",
     "cut-sites": "lab.faults.cut_sites",
     "exhaustion": "lab.faults.exhaustion",

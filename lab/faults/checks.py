@@ -65,13 +65,13 @@ def blocks_held(cluster: LocalCluster) -> int:
     return sum(engine["blocks"]["held"] for engine in engines if engine is not None)
 
 
-def form(cluster: LocalCluster) -> None:
+def form(cluster: LocalCluster, within_s: float = FORM_S) -> None:
     """Wait until every living node is ready and counts exactly the living ones as members. Raises TimeoutError."""
-    deadline = time.monotonic() + FORM_S
+    deadline = time.monotonic() + within_s
     while not (all(node.ready for node in cluster.nodes if node.alive) and cluster.formed()):
         cluster.check()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the living nodes are not one cluster after {FORM_S:g} s")
+            raise TimeoutError(f"the living nodes are not one cluster after {within_s:g} s")
         time.sleep(0.1)
 
 

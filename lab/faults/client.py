@@ -171,14 +171,15 @@ async def stream(
     attempts: int = RECONNECTS,
 ) -> None:
     """Post to the first door, after a loss to the next one. `into` fills as tokens arrive; an error from the API ends
-    it."""
+    it. A stream that has tokens already continues behind them."""
     body = body | {"stream": True, "return_token_ids": True}
-    into.begun = time.monotonic()
+    into.begun = into.begun or time.monotonic()
     lost = ""
     for attempt in range(attempts):
         headers = {"X-Request-Id": request_id}
-        if attempt:
+        if attempt or into.tokens:
             headers["X-Resume-From"] = str(len(into.tokens))
+        if attempt:
             into.reconnects += 1
             await asyncio.sleep(PAUSE_S)
         url = f"{doors[attempt % len(doors)]}/v1/completions"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.faults.checks import Memory, blocks_held, differences, growth_row, settle
@@ -31,6 +31,18 @@ WRONG_SHOWN = 20
 
 TINY, EMBEDDED = "tiny", "embedded"
 """Values of --model: random weights that load at once, and the model that nodes serve by default."""
+
+
+class Sent(Protocol):
+    """A load that is over."""
+
+    @property
+    def requests(self) -> Sequence[tuple[int, Stream]]:
+        """(index of the body, its result)"""
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """The results, in the same order."""
 
 
 @dataclass
@@ -72,6 +84,7 @@ class Run:
         role_flags: Mapping[str, Sequence[str]] | None = None,
         network: Namespaces | None = None,
         env: Mapping[str, str] | None = None,
+        start_timeout_s: float = Processes.start_timeout_s,
     ) -> Iterator[LocalCluster]:
         """The nodes run during the block; at its end no node may have died by itself, and none may hold anything."""
         key, before = (API_KEY if network else None), len(self.wrong)
@@ -81,7 +94,7 @@ class Run:
             run_dir=self.folder(),
             role_flags=role_flags,
             where=Where(network=network),
-            processes=Processes(env or {}),
+            processes=Processes(env or {}, start_timeout_s=start_timeout_s),
             api_key=key,
         )
         with made as cluster:
@@ -116,7 +129,7 @@ class Run:
         self.rows.append(row)
         self.wrong += grown
 
-    def compare(self, case: str, cluster: LocalCluster, calm: Sequence[Stream], load: Load) -> None:
+    def compare(self, case: str, cluster: LocalCluster, calm: Sequence[Stream], load: Sent) -> None:
         """Each request of the load returned the tokens of its undisturbed body, and no node holds anything."""
         found = differences(case, [calm[body] for body, _ in load.requests], load.streams)
         self.wrong += found

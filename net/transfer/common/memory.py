@@ -44,9 +44,11 @@ class Region:
 
     @classmethod
     def shared(cls, name: str, nbytes: int) -> Region:
-        """New zeroed memory in a memfd. Raises ValueError unless nbytes > 0, OSError if the kernel refuses it."""
+        """New zeroed memory in a memfd. /proc shows its name and its owner in every process that maps it. Raises
+        ValueError unless nbytes > 0, OSError if the kernel refuses it."""
         _check_size(name, nbytes)
-        memfd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        shown = f"{name} of process {os.getpid()}"
+        memfd = os.memfd_create(shown, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memfd, nbytes)
             fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -1,6 +1,7 @@
 """Gets and lookups at a home of this host: without a message, and never with other bytes."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -98,3 +99,14 @@ async def test_a_home_that_goes_takes_its_memory_along(pair):
     await home.channel.close()
     await until(lambda: client.store.same_host.view("home") is None)
     assert (await get(client)).blocks == 0
+
+
+async def test_the_memory_of_a_lost_home_is_not_kept(pair):
+    """Nobody asks a home that is gone, and a new one has another name: the view must go by itself."""
+    home, client = pair
+    index = weakref.ref(client.store.same_host.view("home").blocks)
+    assert index() is not None
+    await home.transfer.close()
+    await home.channel.close()
+    await until(lambda: index() is None)
+    assert client.store.same_host.known("home") is None

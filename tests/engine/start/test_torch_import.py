@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.start.torch_import import begin_library, load
+import pytest
+
+from engine.start.torch_import import begin_library, leave, load
 from tests.modules import ROOT
 
 
@@ -65,3 +67,27 @@ def test_only_a_node_with_an_engine_begins_with_the_library():
         "    mooncake.main(['--role', role])\n"
     )
     assert printed(code) == ["store", "library", "decode", "library", "prefill,store"]
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_process_without_an_import_in_progress_ends_as_ever(code):
+    with pytest.raises(SystemExit) as ended:
+        leave(code)
+    assert ended.value.code == code
+
+
+def test_a_refusal_does_not_wait_for_an_import():
+    """Here the import never ends, so a process that waits for it never ends either."""
+    code = (
+        "import sys\n"
+        "from threading import Event\n"
+        "import mooncake\n"
+        "from engine.start import torch_import\n"
+        "torch_import._import_engine = Event().wait\n"
+        "sys.argv = ['mooncake', '--max-model-len', '10000000']\n"
+        "print('before')\n"
+        "mooncake.command()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "before\n")
+    assert "--max-model-len 10000000 exceeds" in done.stderr
