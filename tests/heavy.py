@@ -23,6 +23,16 @@ def one_in(count: int, *axes: Sequence[Any]) -> list[Any]:
     return params
 
 
+def best_first(levels: Sequence[str], types: Sequence[Any]) -> list[Any]:
+    """(level, type) as parameters of a test. The first level, which is the best one and that of the nodes, has every
+    type; a later one has a type of its own, and its others are heavy."""
+    return [
+        pytest.param(level, kind, marks=[pytest.mark.heavy] if i and j != i % len(types) else [])
+        for i, level in enumerate(levels)
+        for j, kind in enumerate(types)
+    ]
+
+
 def seeds(few: int, count: int) -> list[Any]:
     """range(count) as parameters of a test; all after the first `few` are heavy."""
     return [pytest.param(seed, marks=[pytest.mark.heavy] if seed >= few else []) for seed in range(count)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.heavy import one_in, seeds
+from tests.heavy import best_first, one_in, seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
@@ -32,6 +32,12 @@ def test_every_pair_of_values_is_left():
     assert len(left) * 3 == len(one_in(3, *axes)) == 36
     for i, j in combinations(range(3), 2):
         assert {(values[i], values[j]) for values in left} == set(product(axes[i], axes[j]))
+
+
+def test_the_best_level_is_left_with_every_type_and_every_level_with_one():
+    params = best_first("abcd", "xyz")
+    left = ["".join(param.values) for param in params if not param.marks]
+    assert len(params) == 12 and left == ["ax", "ay", "az", "by", "cz", "dx"]
 
 
 def test_the_first_seeds_are_left():

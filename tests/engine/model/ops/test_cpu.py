@@ -1,4 +1,5 @@
-"""CpuOps: every operation against float64, next to torch in the same dtype, at every level of this CPU.
+"""CpuOps: every operation against float64, next to torch in the same dtype, at every level of this CPU. All pairs of a
+level and a dtype only among the heavy tests.
 
 The rule: |ours - exact| <= 2 |torch - exact| + eps, of the largest errors of a result.
 """
@@ -21,10 +22,11 @@ from engine.model.ops.cpu import ELEMENTS, CpuOps
 from engine.model.ops.huge_pages import HugePages
 from engine.model.ops.interface import Linear, TorchOps
 from net.compiled import NotCompiled
+from tests.heavy import best_first
 
 HERE = levels_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")
-EVERY = [(level, dtype) for level in HERE for dtype in ELEMENTS]
+EVERY = best_first(HERE, list(ELEMENTS))
 
 EPS = 1e-5
 SHAPES = [(64, 96), (576, 960), (100, 38), (33, 16), (1536, 34)]
@@ -43,7 +45,12 @@ DTYPE = [torch.bfloat16]
 """Of `random`'s numbers: that of the fixture `ops`."""
 
 
-@pytest.fixture(params=EVERY, ids=lambda each: f"{each[0]}-{str(each[1]).removeprefix('torch.')}")
+@pytest.fixture(
+    params=[
+        pytest.param(one.values, marks=one.marks, id=f"{one.values[0]}-{str(one.values[1]).removeprefix('torch.')}")
+        for one in EVERY
+    ]
+)
 def ops(request) -> CpuOps:
     level, DTYPE[0] = request.param
     return CpuOps(level, DTYPE[0])

@@ -21,12 +21,13 @@ from attention.cpu.level import levels_here
 from engine.model.ops.cpu import ELEMENTS, CpuOps
 from engine.model.ops.interface import TorchOps
 from engine.model.ops.quantized import BLOCKS, Mixed, Quantized, stacked, widened
+from tests.heavy import best_first
 
 HERE = levels_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")
 EVERY = pytest.mark.parametrize(
     ("level", "dtype"),
-    [(level, dtype) for level in HERE for dtype in ELEMENTS],
+    best_first(HERE, list(ELEMENTS)),
     ids=lambda each: str(each).removeprefix("torch."),
 )
 WITH_MINIMA = ("q4_1", "q4_k", "q5_k")
