@@ -37,7 +37,7 @@ class LayerGroups:
     layers: int  # in a block of a group without states
     state_bytes: int = 0  # of the state of one layer; 0: no layer has one
     pools_ends: bool = False  # of windows, the pool keeps only the blocks that go on at or behind the ends of prompts
-    state_interval: int = 0  # a prompt saves states after so many blocks each, besides those at its ends; 0: only these
+    state_interval: int = 0  # blocks between two saved states of a prompt, besides those at its ends; 0: only these
 
     def pools(self, group: int, place: int, prompt_tokens: int, block_size: int) -> bool:
         """Whether a block of a group other than 0, of a request with a prompt of `prompt_tokens` tokens, goes to the

@@ -30,7 +30,7 @@ Saved = tuple[list[str], dict[str, str], BlockGeometry]
 
 def saved(name: str, folder: Path) -> Saved:
     """Flags of a node, the answers of transformers, and the blocks."""
-    theirs = save(name, folder, vocab_size=49152)
+    theirs = save(name, folder, vocab_size=49152, hidden_size=128)  # heads for which the kernels are
     tokenizer = Tokenizer.load(describe("smollm2-135m-instruct"))
     tokenizer.save(folder / "tokenizer.json")
     expected = {
