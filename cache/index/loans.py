@@ -74,6 +74,11 @@ class Loans:
         return self._words[ANNOUNCED]
 
     @property
+    def next_number(self) -> int:
+        """The number of the next announcement."""
+        return self._words[NEXT_NUMBER]
+
+    @property
     def mood(self) -> int:
         return self._words[MOOD]
 

@@ -80,10 +80,11 @@ class Lending:
         rows = self._rows
         if rows is None or (announced := rows.announced) == self._seen:
             return
-        self._seen = announced
+        self._seen, end = announced, rows.next_number
         found = [(one, loan) for loan in self._all() for one in rows.filled(loan.page)]
         for one, loan in sorted(found, key=lambda row: row[0].number):
-            self._enter(rows, loan, one)
+            if one.number < end:  # a later one may follow one in a page that was looked at before
+                self._enter(rows, loan, one)
         for loan in self._loans.values():
             self._fill(rows, loan)
 

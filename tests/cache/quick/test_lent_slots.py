@@ -258,11 +258,31 @@ async def test_an_impossible_announcement_is_dropped(pool):
     rows = home.lending._rows
     at = 8 + loan.page * 320 + row * 5
     rows._words[at + 1] = slot | (SLOT + 1) << 32
-    rows._words[at] = 5
+    rows._words[at] = rows.next_number
+    rows._words[0] += 1
     rows._words[1] += 1
     home.lending.settle()
     assert rows.states(loan.page)[row] == LENT, "another slot, or the same"
     home.local.check_integrity()
+
+
+async def test_blocks_enter_in_the_order_of_their_announcements(pool, monkeypatch):
+    """What comes while a home looks waits for its next look, so it cannot pass what came before it."""
+    monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)
+    await asyncio.sleep(0.01)
+    home = pool.homes[home_of(1)]
+    rows, entered = home.lending._rows, []
+    monkeypatch.setattr(home.lending, "_stored", entered.append)
+    same = [i for i in range(1, 99) if home_of(i) == home.node_id][:4]
+    first = rows.next_number
+    for i in same[::-1]:
+        assert await pool.put([i]) == {i}
+    rows._words[0] = first + 3  # the last of them comes during the look
+    home.lending.settle()
+    assert entered == [key_of(i) for i in same[:0:-1]]
+    rows._words[0], rows._words[1] = first + 4, rows.announced + 1
+    home.lending.settle()
+    assert entered == [key_of(i) for i in same[::-1]]
 
 
 async def test_a_home_that_sleeps_is_woken(pool):
