@@ -9,8 +9,8 @@ import pytest
 
 from lab.faults.soak import churn
 
-LIMITS = ("--most-mib", "64", "--most-files", "60")
-"""Growth is judged in long runs: here caches still fill, and nodes connect for the first time."""
+LIMITS = ("--most-mib", "64", "--most-files", "8")
+"""Growth of memory is judged in long runs: here caches still fill."""
 
 
 @pytest.mark.heavy
@@ -20,7 +20,7 @@ def test_nothing_is_lost_and_nothing_remains_of_nodes_that_end(tmp_path: Path, c
     rows = {(row["case"], row["metric"]): row["ours"] for row in json.loads(out.read_text())["rows"]}
     for none in ("errors", "wrong tokens", "blocks held afterwards", "segments of dead nodes"):
         assert rows["churn", none] == 0
-    assert rows["churn", "half closed connections"] == rows["churn", "directories of dead nodes"] == 0
+    assert rows["churn", "connections to dead nodes"] == rows["churn", "directories of dead nodes"] == 0
     assert rows["churn", "requests"] > 10 and rows["churn", "turns"] >= 1
     for kind in ("prefill", "decode", "store"):
         assert rows[f"{kind} nodes", "growth of open files"] is not None

@@ -1,13 +1,19 @@
 """The holdings of a process, as the kernel counts them: memory, open files, threads, shared segments.
 
-Also what it should not hold: segments of dead processes, and connections that the other side has closed.
+Also what it should not hold: segments of dead processes, and connections to them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 import re
+import socket
+import stat
+import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,36 +22,57 @@ from lab.faults.checks import own_bytes
 SEGMENT = re.compile(r"/memfd:(?P<name>.*) of process (?P<owner>\d+) \(deleted\)$")
 """A shared region, as /proc shows it (net/transfer/common/memory.py)."""
 
-CLOSE_WAIT = "08"
-"""State of a TCP connection in /proc/net/tcp: the other side has closed it, this side has not."""
+ESTABLISHED, CLOSE_WAIT = "01", "08"
+"""States of a TCP connection in /proc/net/tcp. CLOSE_WAIT: the other side has closed it, this side has not."""
+
+CONNECTED = "03"
+"""State of a Unix socket in /proc/net/unix, also after the other side has closed it."""
+
+PIDFD_GETFD = 438
+"""Number of the system call, which Python does not have; the same on all architectures."""
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 FILE = re.compile("/(?!memfd:)")
 """A path of the file system begins like this."""
+
+PEER = struct.Struct("iII")
+"""pid, uid and gid of SO_PEERCRED."""
 
 GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one process holds. `pss_bytes` counts a page that n processes map as 1/n page."""
+    """What one process holds. `pss_bytes` counts a page that n processes map as 1/n page. `unconnected`: open files
+    other than connections and shared segments, whose number follows that of the peers."""
 
     private_bytes: int
     pss_bytes: int
     files: int
+    unconnected: int
     threads: int
     segments: int
 
 
-def holding(pid: int) -> Holding | None:
-    """None if the process has ended."""
+def connected() -> set[str]:
+    """The connections of all processes of this network, as `links` shows them."""
+    found = {f"socket:[{fields[9]}]" for fields in _tcp("self") if fields[3] == ESTABLISHED}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return found | {f"socket:[{fields[6]}]" for fields in lines if fields[5] == CONNECTED}
+
+
+def holding(pid: int, connections: Container[str] = ()) -> Holding | None:
+    """None if the process has ended. `connections`: see `connected`."""
     here = Path(f"/proc/{pid}")
     try:
         rollup = dict(line.split(":", 1) for line in (here / "smaps_rollup").read_text().splitlines()[1:])
         return Holding(
             own_bytes(pid),
             int(rollup["Pss"].split()[0]) << 10,
-            _entries(here / "fd"),
-            _entries(here / "task"),
+            len(found := links(pid)),
+            sum(link not in connections and not SEGMENT.match(link) for link in found),
+            sum(1 for _ in (here / "task").iterdir()),
             len(segments(pid)),
         )
     except (*GONE, KeyError):  # a process that has just ended has no memory left
@@ -78,19 +105,45 @@ def of_the_dead(found: Iterable[str], living: Iterable[int]) -> list[str]:
 
 def half_closed(pid: int) -> int:
     """TCP connections of the process that the other side has closed, and it has not."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == CLOSE_WAIT:
-                inodes.add(f"socket:[{fields[9]}]")
+    inodes = {f"socket:[{fields[9]}]" for fields in _tcp(str(pid)) if fields[3] == CLOSE_WAIT}
     return sum(link in inodes for link in links(pid))
+
+
+def unix_peers(pid: int) -> list[int]:
+    """The processes at the other ends of its Unix sockets, also if they are dead. Raises OSError if this process may
+    not look into that one."""
+    found = []
+    process = os.pidfd_open(pid)
+    try:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            copy = _syscall(PIDFD_GETFD, process, int(file.name), 0)
+            if copy < 0 and (error := ctypes.get_errno()) != errno.EBADF:  # that is one closed meanwhile
+                raise OSError(error, os.strerror(error))
+            if copy >= 0:
+                found.append(_peer(copy))
+    finally:
+        os.close(process)
+    return [peer for peer in found if peer > 0]
+
+
+def _peer(descriptor: int) -> int:
+    """0 if it is no connected Unix socket. Closes it."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return 0
+    with socket.socket(fileno=descriptor) as one:
+        if one.family != socket.AF_UNIX:
+            return 0
+        credentials = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        return int(PEER.unpack(credentials)[0])
+
+
+def _tcp(process: str) -> list[list[str]]:
+    """The rows of the TCP connections of its network."""
+    tables = [Path(f"/proc/{process}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    return [line.split() for table in tables for line in table.splitlines()[1:]]
 
 
 def kinds(found: Iterable[str]) -> Mapping[str, int]:
     """Number of descriptors of each kind, for the note of a node whose number has grown."""
     return Counter("file" if FILE.match(link) else link.split(":")[0] for link in found)
-
-
-def _entries(folder: Path) -> int:
-    return sum(1 for _ in folder.iterdir())

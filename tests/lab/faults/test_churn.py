@@ -21,7 +21,17 @@ from lab.faults.soak import churn, open_load
 from lab.faults.soak.churn import Soak, left_behind
 from lab.faults.soak.flatness import LEAST, growth, slope
 from lab.faults.soak.open_load import OpenLoad
-from lab.faults.soak.processes import Holding, half_closed, holding, kinds, links, of_the_dead, segments
+from lab.faults.soak.processes import (
+    Holding,
+    connected,
+    half_closed,
+    holding,
+    kinds,
+    links,
+    of_the_dead,
+    segments,
+    unix_peers,
+)
 from lab.faults.soak.turns import AWAY_MAX_S, WAYS, kind_of, survivors, turns
 from lab.launch.nodes import parse_nodes
 from net.transfer.common.memory import Region
@@ -117,7 +127,9 @@ def soak_with(files, ends_at=()):
     """A soak of 100 s whose only survivor had these numbers of open files, one per second."""
     soak = Soak(None, {"decode-1"}, iter(()), [])
     soak.begun, soak.over, soak.ends_at = 0.0, 100.0, list(ends_at)
-    soak.samples["decode-1"] = [(float(at), Holding(9 << 20, 9 << 20, count, 4, 2)) for at, count in enumerate(files)]
+    soak.samples["decode-1"] = [
+        (float(at), Holding(9 << 20, 9 << 20, 2 * count, count, 4, 2)) for at, count in enumerate(files)
+    ]
     soak._last = lambda name: ""
     return soak
 
@@ -177,6 +189,47 @@ def test_a_connection_that_only_the_other_side_has_closed():
         assert half_closed(os.getpid()) == before
 
 
+def test_a_unix_socket_tells_of_its_peer_also_when_that_is_dead(tmp_path):
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        code = (
+            "import socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+            "s.connect(sys.argv[1]); time.sleep(60)"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, path])
+        ours, _ = listener.accept()
+        try:
+            assert child.pid in unix_peers(os.getpid()) and os.getpid() in unix_peers(child.pid)
+            found = left_behind(OnlyCluster(os.getpid(), child.pid), tmp_path)
+            assert found["connections to dead nodes"] == []
+        finally:
+            child.kill()
+            child.wait()
+        found = left_behind(OnlyCluster(os.getpid()), tmp_path)
+        assert found["connections to dead nodes"] == [f"to process {child.pid} in decode-{os.getpid()}"]
+        ours.close()
+        assert child.pid not in unix_peers(os.getpid())
+
+
+def test_connections_and_segments_are_not_unconnected_files():
+    gc.collect()
+    before = holding(os.getpid(), connected())
+    one, other = socket.socketpair()
+    with (
+        one,
+        other,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        Region.shared("more", 4 << 20),
+        socket.create_connection(server.getsockname()) as ours,
+        server.accept()[0],
+    ):
+        now = holding(os.getpid(), connected())
+        assert ours.fileno() > 0
+    assert (now.files, now.unconnected) == (before.files + 6, before.unconnected + 1), "one file more: the listener"
+
+
 class OnlyCluster:
     """A cluster of this process, or of none."""
 
@@ -194,7 +247,7 @@ def test_what_ended_nodes_leave_behind(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
     found = left_behind(OnlyCluster(), tmp_path)
     assert found == {
-        "segments of dead nodes": [], "half closed connections": [], "directories of dead nodes": [str(tmp_path)],
+        "segments of dead nodes": [], "connections to dead nodes": [], "directories of dead nodes": [str(tmp_path)],
     }  # fmt: skip
     alive = PrivateDirectory()
     assert left_behind(OnlyCluster(), tmp_path)["directories of dead nodes"] == []
