@@ -246,6 +246,7 @@ MAY_TORCH = (
     "engine.offload.streamed",
     "engine.sampling.logit_rules",
     "engine.sampling.logprobs",
+    "engine.experts.dispatch",
     "engine.experts.group",
     "engine.experts.loading",
     "engine.experts.remote_ranks",

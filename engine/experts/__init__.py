@@ -5,6 +5,7 @@ host, or on others. A rank that is lost takes experts with it and nothing else.
 
 Files:
     collect        The end of a round: waits for answers, and gives up ranks that are silent
+    dispatch       The rows of a round, out to the desks of the ranks and back from their answers
     group          ExpertGroup: the experts of all ranks as rank 0 calls them, layer by layer
     joining        A process of another host becomes a rank of a node: what both say before the first message
     loading        A share of the experts gets its weights: from ranks that have them, the others from the checkpoint

@@ -19,7 +19,6 @@ The engine's thread calls everything except what "from other threads" below has:
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from engine.experts.collect import Collector
+from engine.experts.dispatch import Dispatch
 from engine.experts.mover import Mover
 from engine.experts.placing.added import further_copies
 from engine.experts.placing.balance import Balance
@@ -43,9 +43,7 @@ from engine.experts.work import COMPUTE, Work
 from engine.model.experts.losses import WAIT, Losses
 from engine.model.experts.routing import Router
 from engine.model.model_error import ModelError
-from net.rounds import native
 from net.rounds.desk import Desk
-from net.rounds.layout import TYPES
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
@@ -101,7 +99,7 @@ class ExpertGroup:
         self._losses = Losses(rule.name)
         self._lack: tuple[set[int], set[int], Placement, float] = set(), set(), placement, 0.0
         self._turn = 0
-        self._dispatch, self._tokens = _dispatch(plan, desks)
+        self._dispatch = Dispatch(plan, desks)
         self._tables: list[Tensor] = []
         self._uncovered: list[bool] = []
         self._tabulate()
@@ -241,14 +239,14 @@ class ExpertGroup:
         self._turn += 1
         sent, failed, other = self._round(layer, x, chosen, weights, meanwhile, count=True)
         if not failed and not self._uncovered[layer]:
-            self._combine(failed, None, out)
+            self._dispatch.combine(self._desks, failed, None, out)
             return out, other
         total = torch.empty(x.shape)
-        self._combine(failed, None, total)
+        self._dispatch.combine(self._desks, failed, None, total)
         open_pairs = chosen.where((sent == -1) | _isin(sent, failed), -1)
         while (open_pairs >= 0).any():
             sent, failed, _ = self._round(layer, x, open_pairs, weights, lambda: None)
-            self._combine(failed, total, total)
+            self._dispatch.combine(self._desks, failed, total, total)
             open_pairs = open_pairs.where((sent == -1) | _isin(sent, failed), -1)
             if failed:
                 continue
@@ -269,37 +267,22 @@ class ExpertGroup:
         count: bool = False,
     ) -> tuple[Tensor, list[int], Tensor | None]:
         """(rank of each pair, -1 without one; ranks that failed; what `meanwhile` returned)."""
-        d, x = self._dispatch, x.contiguous()
-        chosen, weights = chosen.contiguous(), weights.contiguous()
-        sent = torch.empty(chosen.shape, dtype=torch.int32)
-        d.x, d.chosen, d.weights, d.sent = x.data_ptr(), chosen.data_ptr(), weights.data_ptr(), sent.data_ptr()
-        d.table, d.counts = self._tables[layer].data_ptr(), self.counts[layer].data_ptr() if count else None
-        d.num_tokens, d.first = len(x), self._turn
-        native.library().mr_dispatch(ctypes.addressof(d))
-        rows, pairs = d.rows[: self._plan.ranks], d.pairs[: self._plan.ranks]
+        x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
+        counts = self.counts[layer] if count else None
+        sent = self._dispatch.send(x, chosen, weights, self._tables[layer], counts, self._turn)
+        rows, pairs = self._dispatch.rows, self._dispatch.pairs
         asked = [rank for rank in range(0 if self._own is None else 1, self._plan.ranks) if rows[rank]]
         self.pairs = [sum(both) for both in zip(self.pairs, pairs, strict=True)]
         for rank in asked:
             self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
         if self._own is not None and rows[0]:
-            given = None if d.own < 0 else (x, self._tokens[0][: rows[0]])
-            self._own.compute(layer, rows[0], pairs[0], given)
+            self._own.compute(layer, rows[0], pairs[0], self._dispatch.own(x))
         other = meanwhile()
         work = max((pairs[rank] for rank in asked), default=0)
         failed = self._collector.wait(self._desks_by_rank, asked, work) if asked else {}
         for rank, why in failed.items():
             self._mask(rank, why)
         return sent, list(failed), other
-
-    def _combine(self, failed: Sequence[int], base: Tensor | None, out: Tensor) -> None:
-        """The answers of the last round, except of ranks that failed, added to `base` [T, H] float32, into out [T, H],
-        which may be `base`."""
-        answers = (ctypes.c_void_p * self._plan.ranks)(
-            *(None if rank in failed else desk.answer for rank, desk in enumerate(self._desks))
-        )
-        code = TYPES.index(str(out.dtype).removeprefix("torch."))
-        above = None if base is None else base.data_ptr()
-        native.library().mr_combine(ctypes.addressof(self._dispatch), answers, above, out.data_ptr(), code)
 
     def _worth_waiting(self, layer: int, lost: Tensor) -> bool:
         """Whether a rank with one of the experts `lost` [T, k], -1 for none, may still come back in time."""
@@ -347,7 +330,7 @@ class ExpertGroup:
             for rank, desk in arrived.items():
                 self._desks[rank].close()
                 self._desks[rank] = desk
-                self._dispatch.desks[rank] = desk.message
+                self._dispatch.replace(rank, desk)
                 self._dead.pop(rank, None)
                 if rank in self._added:
                     self.placement = self.placement.with_rank(rank, self._added[rank])
@@ -450,19 +433,3 @@ class ExpertLayer:
 
 def _isin(sent: Tensor, ranks: Sequence[int]) -> Tensor:
     return torch.isin(sent, torch.tensor(ranks, dtype=sent.dtype))
-
-
-def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[Tensor]]:
-    """What stays the same from round to round, and the memory that it points to."""
-    layout, d = plan.layout, native.Dispatch()
-    tokens = [torch.zeros(layout.most_rows, dtype=torch.int32) for _ in desks]
-    for rank, (desk, memory) in enumerate(zip(desks, tokens, strict=True)):
-        d.desks[rank], d.tokens[rank] = desk.message, memory.data_ptr()
-    d.hidden, d.top_k, d.columns = layout.hidden, layout.top_k, plan.columns
-    d.slots, d.ranks = plan.slots, plan.ranks
-    d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
-    d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
-    d.type, d.coded = TYPES.index(layout.dtype), layout.coded
-    # A token's result should not depend on where its experts are: rank 0 codes its own rows too.
-    d.own = -1 if layout.coded or plan.shared else 0
-    return d, tokens
