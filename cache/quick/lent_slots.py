@@ -123,7 +123,7 @@ class LentSlots:
         if one is not None and one.loans.region is region and one.page == page and one.arena is known[2]:
             return  # it has lent more
         try:
-            self._code = self._code or LoanWrite()  # compiled by whoever reads from this home
+            self._code = self._code or LoanWrite()  # gets from this home have compiled it
             self._borrowed[home] = Borrowed(Loans(region), page, known[2])
         except (NotCompiled, ValueError) as error:
             self._usable = False
