@@ -300,6 +300,24 @@ FIGURES = (
         timed=False,
     ),
     Figure(
+        "churn",
+        {
+            "requests": "requests",
+            "errors": "errors",
+            "wrong tokens": "wrong tokens",
+            "ended by SIGKILL": "killed",
+            "ended by SIGTERM": "terminated",
+            "ended by drain": "drained",
+            "segments of dead nodes": "segments of dead nodes",
+            "connections to dead nodes": "connections to them",
+            "growth of private memory": "growth of memory, MiB",
+            "growth of open files": "of open files",
+            "growth of threads": "of threads",
+        },
+        command="scripts/faults.py churn --seconds 300.0 --pause-s 0.0 --most-mib 12.0",
+        timed=False,
+    ),
+    Figure(
         "migrations",
         {
             "moved requests": "moved requests",
