@@ -116,8 +116,8 @@ def test_a_group_may_divide_the_tokens():
     timeline = Timeline("r", 8000)
     timeline.decisions.append(Placed(found, [], 3, 0.001))
     timeline.nodes |= {"acceptor": "d", "prefill": "a", "decode": "d"}
-    detail = {"index": 0, "nodes": ["a", "b"], "tokens": 4000, "prefix_tokens": 0, "chunks": 8, "compute_s": 4.1}
-    timeline.add(1.0, "a", "stage", **detail, waited_s=0.25, seconds=4.5, sent_bytes=92160000)
+    detail = {"index": 0, "nodes": ["a", "b"], "tokens": 4000, "prefix_tokens": 0, "chunks": 8, "pauses": 2}
+    timeline.add(1.0, "a", "stage", **detail, compute_s=4.1, waited_s=0.25, seconds=4.5, sent_bytes=92160000)
     shown = table(timeline.as_dict())
     assert f"computed by a group of 2: {', '.join(found.prefills)}, each with some of the tokens" in shown
     assert "4000 tokens" in shown and "0.25" in shown and "92160000" in shown.replace(",", "")
@@ -130,7 +130,7 @@ def test_explain_shows_the_group_and_its_stages():
     timeline.nodes |= {"acceptor": "d", "prefill": "a", "decode": "d"}
     for i, name in enumerate(found.prefills):
         detail = {"index": i, "nodes": list(found.prefills), "layers": [15 * i, 15 * i + 15], "prefix_tokens": 0}
-        detail |= {"chunks": 16, "compute_s": 4.1, "seconds": 4.5, "sent_bytes": 9216000 * (1 - i)}
+        detail |= {"chunks": 16, "pauses": 0, "compute_s": 4.1, "seconds": 4.5, "sent_bytes": 9216000 * (1 - i)}
         timeline.add(1.0 + i, name, "stage", **detail)
     shown = table(timeline.as_dict())
     assert "computed by a group of 2: a (layers 0 to 14), b (layers 15 to 29)" in shown
