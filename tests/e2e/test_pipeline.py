@@ -345,7 +345,7 @@ def test_groups_with_room_for_one_do_not_wait_for_each_other(start: Start, tiny_
             assert [text(answer) for answer in answers] == right["prompt"]
             tried += sum("group" in event["detail"] for one in answers for event in events(url, one, "placed"))
             failed = [event["detail"]["reason"] for one in answers for event in events(url, one, "attempt_failed")]
-            gave_way = ("its group", "has ended on the next stage")  # the stage before may hear of it, and say so, first
+            gave_way = ("its group", "has ended on the next stage")  # the stage before may say so first
             assert all(any(why in reason for why in gave_way) for reason in failed), failed
             assert not any("nothing came" in reason for reason in failed), failed
             settled(cluster)
