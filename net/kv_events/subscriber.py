@@ -86,14 +86,14 @@ class EventSubscriber:
             await self._arrived(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _arrived(self, number: int, payload: bytes) -> None:
-        verdict = self._arrival.judge(number)
+        verdict = self._arrival.judge(number, payload)
         if verdict is Verdict.AGAIN:
             log.info("%s: the publisher was started again", self._endpoint)
             self.restarted()
-            verdict = self._arrival.judge(number)
+            verdict = self._arrival.judge(number, payload)
         if verdict is Verdict.GAP:
             await self._replay()
-            verdict = self._arrival.judge(number, replayed=True)
+            verdict = self._arrival.judge(number, payload, replayed=True)
         if verdict is Verdict.GAP:
             self._lose(number)
             verdict = Verdict.APPLY
@@ -106,7 +106,7 @@ class EventSubscriber:
         self._arrival.skip_to(number)
         self._forget()
 
-    def _take(self, number: int, payload: bytes) -> None:
+    def _take(self, number: int, payload: bytes, replayed: bool = False) -> None:
         try:
             batch = decode(payload)
         except EventError as error:
@@ -114,7 +114,7 @@ class EventSubscriber:
             self._forget()
         else:
             self._apply(batch)
-        self._arrival.applied(number)
+        self._arrival.applied(number, payload, replayed)
 
     async def _replay(self) -> None:
         """Ask for the batches from `next` on, and apply them. Returns at their end, or when no answer comes."""
@@ -134,12 +134,12 @@ class EventSubscriber:
                 number = int.from_bytes(frames[-2], "big", signed=True)
                 if number < 0:
                     return
-                match self._arrival.judge(number, replayed=True):
+                match self._arrival.judge(number, frames[-1], replayed=True):
                     case Verdict.GAP:
                         self._lose(number)
-                        self._take(number, frames[-1])
+                        self._take(number, frames[-1], replayed=True)
                     case Verdict.APPLY:
-                        self._take(number, frames[-1])
+                        self._take(number, frames[-1], replayed=True)
         except TimeoutError:
             log.warning("%s did not send KV events again within %g s", self._replay_endpoint, REPLAY_S)
         finally:

@@ -25,11 +25,22 @@ def test_the_backlog_keeps_the_last_batches():
 
 def test_verdicts():
     arrival = Arrival(5)
-    assert [arrival.judge(number) for number in (5, 6, 4)] == [Verdict.APPLY, Verdict.GAP, Verdict.AGAIN]
-    assert arrival.judge(4, replayed=True) is Verdict.OLD
+    assert [arrival.judge(number, b"") for number in (5, 6, 4)] == [Verdict.APPLY, Verdict.GAP, Verdict.AGAIN]
+    assert arrival.judge(4, b"", replayed=True) is Verdict.OLD
     arrival.skip_to(8)
-    arrival.applied(8)
+    arrival.applied(8, b"8")
     assert (arrival.next, arrival.lost) == (9, 3)
+
+
+def test_a_batch_that_was_asked_for_may_arrive_once_more():
+    """It was published before the answer and after the subscription: the publisher was not started again."""
+    arrival = Arrival()
+    for number in (0, 1):
+        arrival.applied(number, b"payload %d" % number, replayed=True)
+    assert arrival.judge(1, b"payload 1") is Verdict.OLD
+    assert arrival.judge(1, b"of another process") is Verdict.AGAIN
+    arrival.applied(2, b"payload 2")
+    assert arrival.judge(1, b"payload 1") is Verdict.AGAIN, "batches arrive in order"
 
 
 def event(number: int) -> list[BlockRemoved]:
