@@ -102,8 +102,7 @@ class Router:
 
 
 class ReadWalk:
-    """The walk of one get or lookup. Call `wave`, then `found` or `elsewhere` for each position, until a wave is
-    empty."""
+    """The walk of one get or lookup. Call `wave`, then `found` or `elsewhere` per position, until a wave is empty."""
 
     def __init__(self, router: Router, now: float, keys: Sequence[BlockKey], block_bytes: int) -> None:
         self._router, self._now, self._keys, self._block_bytes = router, now, keys, block_bytes
@@ -196,8 +195,7 @@ class Target:
 
 
 class Waves:
-    """The questions of one put. Call `wave` and report each target's result for each position, until a wave is
-    empty."""
+    """The questions of one put. Call `wave` and report each target's result per position, until a wave is empty."""
 
     def __init__(self) -> None:
         self._next: dict[Target, list[int]] = {}

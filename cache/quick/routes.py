@@ -20,9 +20,9 @@ from cache.index.block_read import BlockRead
 from cache.index.shared_index import IndexView
 from cache.store.store import Store
 from net.loop.tasks import awaited
+from net.transfer.common.holds import Hold
 from net.transfer.common.memory import Region
 from net.transfer.common.path import Path
-from net.transfer.common.transport import Hold
 from net.transfer.engine import TransferEngine
 from net.transfer.tcp.blocking_calls import BlockingCalls
 

@@ -339,7 +339,8 @@ class StoreServer:
 
     def stats(self) -> dict[str, int]:
         """Open leases, leases that ended by their deadline, blocks kept for other homes, and copies whose content
-        differed from this home's, and slots that processes of this host may fill."""
+        differed from this home's, and slots that processes of this host may fill. What they announced counts."""
+        self.settle()
         return {
             "leases": len(self._leases),
             "leases_expired": self._leases.expired,

@@ -256,8 +256,7 @@ class Store:
         return await self._values.put_many(items, durable=durable, pin=pin, named=named)
 
     async def unpin_many(self, keys: Sequence[BlockKey]) -> int:
-        """Let these be evicted again; returns the number of pinned copies. A node that is not reached keeps its
-        pins."""
+        """Let these be evicted again; returns the number of pinned copies. A node not reached keeps its pins."""
         return await self._sum_of_homes(lambda home: self._calls.give_up(home, keys))
 
     async def remove(self, key: BlockKey) -> bool:
@@ -265,8 +264,7 @@ class Store:
         return await self.remove_many([key]) > 0
 
     async def remove_many(self, keys: Sequence[BlockKey]) -> int:
-        """Remove `keys` from all nodes; returns the number of removed copies. A node that is not reached keeps its
-        copies."""
+        """Remove `keys` from all nodes; returns the number of removed copies. A node not reached keeps its copies."""
         removed = await self._sum_of_homes(lambda home: self._calls.remove(home, keys))
         self._accounts.counts["removed"] += removed
         return removed
@@ -376,7 +374,6 @@ class Store:
         """Counters of this node's use of the pool; its own share under `share`, `tiers` and `tenants`."""
         own: dict[str, Any] = dict(self._accounts.counts)
         if self._share is not None and self.local is not None:
-            self._share.settle()
             own |= {"share": self._share.stats(), "tiers": self.local.stats(), "tenants": self.local.tenants()}
         if self._keeper is not None:
             own["repair"] = self._keeper.stats()

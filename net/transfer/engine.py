@@ -27,6 +27,7 @@ from net.errors import PeerLost, TransferError
 from net.loop.clock import Clock
 from net.loop.deadlines import Deadlines
 from net.transfer.common.copying import Copier, Copy
+from net.transfer.common.holds import Hold
 from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.path import LOCAL, Completion, Path, Reached
@@ -38,7 +39,6 @@ from net.transfer.common.transport import (
     URGENT,
     Atomics,
     Carded,
-    Hold,
     Mapped,
     Op,
     Pinning,

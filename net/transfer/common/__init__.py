@@ -2,6 +2,8 @@
 
 Files:
     copying            Copies memory on this host without blocking the event loop for long
+    holds              Threads without an event loop that write into mapped memory of a peer: until they end, the
+                       peer's fence waits
     landed             Which spans of a submission have arrived, also if it failed half-way
     memory             Region: one named span of memory that transfers read and write
     path               The path to a peer for transfers, and the result of a transfer

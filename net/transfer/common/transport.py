@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from net.channel.links import Links
+from net.transfer.common.holds import Hold
 from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
@@ -104,24 +105,6 @@ class Pinning(Protocol):
 
     async def pin(self, region: Region) -> None:
         """Do it now, and not at the first transfer. Raises Unusable with the reason."""
-
-
-class Hold:
-    """A thread without an event loop writes into mapped memory of a peer: until `release`, the peer's fence waits."""
-
-    __slots__ = ("_has_news", "_released")
-
-    def __init__(self, released: Callable[[Hold], None], has_news: Callable[[], bool]) -> None:
-        self._released = released
-        self._has_news = has_news
-
-    def has_news(self) -> bool:
-        """Whether something has arrived from the peer that its event loop has not seen yet: perhaps its end."""
-        return self._has_news()
-
-    def release(self) -> None:
-        """Once, by any thread."""
-        self._released(self)
 
 
 @runtime_checkable

@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from typing import Any
 from net.channel.links import Links
 from net.errors import PeerLost, TransferError
 from net.transfer.common.copying import INLINE_MAX, TURNS_MAX, Copier, Copy, copy_now
+from net.transfer.common.holds import Hold, Holds
 from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Run, Span, check, total
-from net.transfer.common.transport import BULK, Hold, Op, Unusable
+from net.transfer.common.transport import BULK, Op, Unusable
 from net.transfer.shm.lifeline import Lifeline, Listener, connect
 from net.transfer.shm.server import NONCE_BYTES, Exported, proof
 
@@ -132,7 +132,7 @@ class Shm:
 
     def hold(self, peer_id: str) -> Hold | None:
         attached = self._attached.get(peer_id)
-        return None if attached is None else attached.hold()
+        return None if attached is None else attached.holds.take()
 
     async def mapped(self, peer_id: str, remote: str) -> Region:
         attached = self._attached.get(peer_id)
@@ -199,19 +199,18 @@ class _Attached:
     def __init__(self, peer_id: str, sock: socket.socket, on_lost: Callable[[_Attached, bool], None]) -> None:
         self.peer_id = peer_id
         self.copies: set[Copy] = set()
-        self._holds: set[Hold] = set()
         self.regions: dict[str, Region] = {}
         self._written: dict[str, set[int]] = {}  # written offsets by region
         self._asked: dict[str, asyncio.Future[Region | None]] = {}  # "" is the greeting
         self._token = self._challenge = ""
         self._leaving = False
         self._bye = False
-        self._loop = asyncio.get_running_loop()
         self.lifeline = Lifeline(
             sock,
             lambda _, message, memfd: self._message(message, memfd),
             lambda _: on_lost(self, self._bye),  # which calls `leave`
         )
+        self.holds = Holds(self.lifeline.has_news, self._close_if_idle)
 
     async def greet(self, node_id: str, token: str) -> None:
         """Raises TransferError if the peer does not know the token or does not answer."""
@@ -305,27 +304,13 @@ class _Attached:
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._leaving and not self.copies and not self._holds:
+        if self._leaving and not self.copies and not self.holds:
             self.lifeline.close()
-
-    def hold(self) -> Hold | None:
-        """A thread writes. One of both sees the other: `leave` the hold, or this that the peer was left."""
-        hold = Hold(self._released, self.lifeline.has_news)
-        self._holds.add(hold)
-        if not self._leaving:
-            return hold
-        self._released(hold)
-        return None
-
-    def _released(self, hold: Hold) -> None:
-        self._holds.discard(hold)
-        if self._leaving:
-            with suppress(RuntimeError):  # the loop is closed, and with it this transport
-                self._loop.call_soon_threadsafe(self._close_if_idle)
 
     def leave(self) -> None:
         """Stop copying. When the last copy has stopped, the lifeline is closed; the peer's fence waits for this."""
         self._leaving = True
+        self.holds.end()
         for copy in self.copies:
             copy.stop()
         for answer in self._asked.values():
