@@ -107,11 +107,9 @@ def verified(row: ScheduledRow) -> list[int] | None:
 PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2), st.integers(1, 20)), min_size=1, max_size=6)
 
 
-@settings(max_examples=120, deadline=None)
-@given(PROMPTS, st.integers(70, 120), st.integers(0, 3), st.booleans())
-def test_every_row_starts_from_its_state(prompts, blocks, interval, caching):
-    """(length, which of three texts, tokens to make) of each; texts share their beginnings."""
-    b, memory = with_states(blocks, interval, caching=caching), Memory()
+def played(b, memory, prompts):
+    """Each computed step until the prompts have ended, for the caller to commit: (now, step). (length, which of three
+    texts, tokens to make) of each prompt; texts share their beginnings. Then all tokens are those of a prompt alone."""
     wanted = {}
     for number, (length, text, count) in enumerate(prompts):
         prompt = [1 + i % 7 for i in range(min(20, length))] + [text + 10 + i % 5 for i in range(max(0, length - 20))]
@@ -128,12 +126,20 @@ def test_every_row_starts_from_its_state(prompts, blocks, interval, caching):
         memory.compute(step)
         b.check_integrity()
         b.pool.check_request_owners(b.held_blocks())
+        yield now, step
+    assert {name: list(one.output_ids) for name, one in found.items()} == wanted
+    assert b.pool.usage()["held"] == 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(PROMPTS, st.integers(70, 120), st.integers(0, 3), st.booleans())
+def test_every_row_starts_from_its_state(prompts, blocks, interval, caching):
+    b, memory = with_states(blocks, interval, caching=caching), Memory()
+    for now, step in played(b, memory, prompts):
         for row in step.rows:
             tables = row.request.others
             assert len({tuple(block == GONE for block in table) for table in tables}) == 1
         run_step(b, now, step)
-    assert {name: list(one.output_ids) for name, one in found.items()} == wanted
-    assert b.pool.usage()["held"] == 0
 
 
 @settings(max_examples=120, deadline=None)
@@ -144,29 +150,12 @@ def test_drafts_change_no_token_and_no_state(prompts, blocks, interval, most, se
     speculator = Speculator("ngram", most, Guesses(random.Random(seed)), "fixed", 1000, lambda rows, context: None)
     rules = BatchRules(True, groups=GROUPS, state_interval=interval, speculator=speculator)
     b, memory = Batcher(BlockPool(blocks), SIZE, 4, BUDGET, 1000, {EOS}, rules), Memory()
-    wanted = {}
-    for number, (length, text, count) in enumerate(prompts):
-        prompt = [1 + i % 7 for i in range(min(20, length))] + [text + 10 + i % 5 for i in range(max(0, length - 20))]
-        wanted[f"r{number}"] = alone(prompt, count)
-        b.add(number, request(f"r{number}", prompt, number, max_tokens=count))
-    found = dict(b.requests)
-    for now in range(2000):
-        for one in b.loads(now, 4):
-            b.blocks.adopt_prefix(one)
-            b.loaded(now, one)
-        step = b.schedule(now)
-        if step is None:
-            break
-        memory.compute(step)
-        b.check_integrity()
-        b.pool.check_request_owners(b.held_blocks())
+    for now, step in played(b, memory, prompts):
         for row in step.rows:
             if row.draft:
                 speculator.verified(row.request, row.num_drafts, len(verified(row)) - 1)
         b.commit(now, step, [verified(row) for row in step.rows])
         b.check_integrity()
-    assert {name: list(one.output_ids) for name, one in found.items()} == wanted
-    assert b.pool.usage()["held"] == 0
 
 
 def test_accepted_drafts_are_computed_again_by_the_next_step():
