@@ -21,7 +21,7 @@ SLICE_S = 0.05
 """As a step that delays the strictest objective between tokens by half (sched/classes.py)."""
 
 RECENT_S = 3.0
-"""Other prompts come if one was here so recently."""
+"""Prompts of a class above batch come if one was here in these last seconds."""
 
 MOST_OWED_S = 1.0
 """A part is owed this much at most: what comes after a long queue does not wait for all of it."""

@@ -32,6 +32,7 @@ from engine.step.request import Request
 from engine.step.rows import row_of
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
+from sched.part_turns import SLICE_S
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ class ModelSteps:
         self.unread: dict[int, Exception] = {}  # of the last step's rows whose cold blocks could not be read: why
         self.late: dict[int, PartLate] = {}  # of the last step's rows for which another node has not answered yet
         self.ended: dict[int, int] = {}  # of the last step's parts that have not passed all layers: which they are in
-        self._part_ends_at = inf  # monotonic seconds
+        self._part_ends_at = self._waits_until = inf  # monotonic seconds
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -84,6 +85,9 @@ class ModelSteps:
     def _part_left_s(self) -> float:
         return self._part_ends_at - time.monotonic()
 
+    def _may_wait_s(self) -> float:
+        return min(self._part_ends_at, self._waits_until) - time.monotonic()
+
     def kept(self, place: int, request: Request, right: int) -> None:
         """Of a row of the last step, the first `right` draft tokens were accepted. On the event loop."""
         if isinstance(self._draft, LayerDrafts) and place in self._ahead:
@@ -96,6 +100,8 @@ class ModelSteps:
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
         self.losses, self.passed, self.unread, self.late, self.ended, self._ahead = {}, {}, {}, {}, {}, {}
+        decodes = any(not row.request.apart for row in step.rows)
+        self._waits_until = begin + SLICE_S if decodes else inf  # they are behind the part
         for place, row in enumerate(step.rows):
             if (part := row.request.part) is not None:
                 sampled[place] = self._run_part(place, row, part, loop)
@@ -213,7 +219,7 @@ class ModelSteps:
         own = block_ids[row.start // size : -(-end // size)]
 
         def goes_on(layer: int) -> bool:
-            arrived = exchange.take(layer, row.start, self._part_left_s) if enters(layer) else None
+            arrived = exchange.take(layer, row.start, self._may_wait_s) if enters(layer) else None
             for start, blocks in arrived or ():
                 write_layer(pool, layer, block_ids[start // size :][: len(blocks)], blocks)
             return arrived is not None

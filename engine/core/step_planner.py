@@ -55,7 +55,7 @@ class StepPlanner:
             self._served(row.request, row.start + row.num_tokens)
         rows = _still_running(decodes) + prefills
         if self._speculator is not None:
-            left = self._most_tokens - sum(row.num_tokens for row in rows)
+            left = self._most_tokens - int(sum(row.work_tokens for row in rows))
             self._speculator.plan(rows, left, self._blocks)
         if self._cold.present:
             self._cold.cut(rows)
@@ -74,8 +74,11 @@ class StepPlanner:
         if (part := self._part) is None:
             return inf
         behind = RANK[part.service_class]
-        ranked = [(RANK[other.service_class], other in self._others) for other in self._waiting_others()]
-        found = [self._part_turns.lets_in_at(rank < behind, was_here) for rank, was_here in ranked if rank <= behind]
+        ranked = [
+            (rank := RANK[other.service_class], rank < behind or other.decodes, other in self._others)
+            for other in self._waiting_others()
+        ]
+        found = [self._part_turns.lets_in_at(first, was_here) for rank, first, was_here in ranked if rank <= behind]
         return min(found, default=inf)
 
     def _waiting_others(self) -> list[Request]:
@@ -92,8 +95,9 @@ class StepPlanner:
                 self._decode_one(now, request, rows)
         ready = set(self._seats.ready())
         seats = blocks = 0  # which earlier requests in the order wait for
+        left = self._most_tokens - sum(row.num_tokens for row in rows)
         for request in self._seats.queue(now) if ready else []:
-            if len(rows) >= self._most_tokens:
+            if left <= 0:
                 break
             if request not in ready:
                 seats += request.part is None and request.request_id in self._seats.requests  # a claim: not yet
@@ -103,14 +107,17 @@ class StepPlanner:
             elif self._seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
                 self._seats.start(now, request, seats if in_turn else 0)
                 self._served(request, request.num_tokens)
-                self._decode_one(now, request, rows)
+                left -= self._decode_one(now, request, rows)
             elif in_turn:
                 break
         return _still_running(rows)
 
-    def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> None:
-        if self._seats.grow(now, request, 1):
-            rows.append(self._row(request, 1))
+    def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> int:
+        """Tokens of its row; 0: it has none."""
+        if not self._seats.grow(now, request, 1):
+            return 0
+        rows.append(self._row(request, 1))
+        return rows[-1].num_tokens
 
     def _prefill(self, now: float, decodes: Sequence[ScheduledRow], in_turn: bool) -> list[ScheduledRow]:
         """Chunks of the next prompts, in the same step as `decodes`. A waiting prompt that cannot start keeps later
@@ -177,15 +184,15 @@ class StepPlanner:
 
         A chunk that has passed some of the layers goes on before any other part: a part that waits inside its step for
         other nodes relies on theirs to go on as well (engine/step/exchange.py)."""
-        parts = [request for request in queue if request.part is not None]
-        parts = [request for request in parts if request.part is not None and request.part.pending] or parts
+        every = [request for request in queue if request.part is not None]
+        parts = [request for request in every if request.part is not None and request.part.pending] or every
         others = [request for request in queue if request.part is None]
         if any(request.cold is None and not _of_batch(request) for request in others):
             self._part_turns.seen_higher(now)
         self._part_waits = False
         if not parts or not others:
             return parts or others, ()
-        ranks = [min(RANK[request.service_class] for request in some) for some in (parts, others)]
+        ranks = [min(RANK[request.service_class] for request in some) for some in (every, others)]
         parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else self._part_turns.part_first
         self._part_waits = not parts_first
         return (parts, others) if parts_first else (others, parts)

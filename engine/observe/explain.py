@@ -147,7 +147,9 @@ def stages(events: Sequence[dict[str, Any]]) -> list[str]:
         (
             f"  {stage['index']} on {event['node']}",
             _part(stage),
-            *(stage[name] for name in ("prefix_tokens", "chunks", "pauses", "compute_s")),
+            *(stage[name] for name in ("prefix_tokens", "chunks")),
+            stage.get("pauses"),  # a node of an earlier release tells none
+            stage["compute_s"],
             stage.get("waited_s"),
             *(stage[name] for name in ("seconds", "sent_bytes")),
         )

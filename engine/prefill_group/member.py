@@ -37,7 +37,7 @@ class Member:
     known: dict[int, int] = field(default_factory=dict)  # on the first node: node -> tokens of its prefix
     prefix: int = 0  # tokens that all nodes know
     chunks: int = 0  # computed here
-    pauses: int = 0  # steps that ended between two of its layers, so that others could run
+    pauses: int = 0  # steps that ended between two of its layers: for others, or cut by a policy
     compute_s: float = 0.0  # in steps here
     sent_bytes: int = 0  # to the other nodes of the group
     begun: float = 0.0  # monotonic seconds: when the nodes agreed

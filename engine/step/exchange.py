@@ -1,8 +1,8 @@
 """The KV that nodes with parts of one prompt's tokens send to one another, layer by layer (context parallelism).
 
 The event loop adds what arrives. The engine thread takes it for the layer that it is about to compute, and waits for
-what is still on its way: only for chunks that have begun on their nodes (`begun_before`), so for steps that run. If
-other prompts come to the node meanwhile, the step ends there, and a later one goes on (engine/step/apart.py).
+what is still on its way: only for chunks that have begun on their nodes (`begun_before`), which go before all other
+parts there. If other prompts come to the node meanwhile, the step ends, and a later one goes on (engine/step/apart.py).
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class Part(Apart):
         return self.num_layers
 
     def next_layers(self, count: int, work: float) -> range:
-        """The layers that `count` tokens pass next: as many as take the time in which `work` tokens pass the whole
-        model; at least one."""
-        return self.layers_left[: max(1, int(work * self.num_layers / count))]
+        """The layers that `count` tokens pass next: about as many as take the time in which `work` tokens pass the
+        whole model; at least one."""
+        return self.layers_left[: max(1, round(min(work, count) * self.num_layers / count))]
 
     @property
     def share(self) -> float:

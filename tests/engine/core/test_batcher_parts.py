@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from math import inf
 
 import pytest
 
-from engine.core.batcher import Batcher
+from cache.pool.block_pool import BlockPool
+from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
+from engine.speculation.speculative import Speculator
 from engine.step.part import MAX_UNREAD, Stage, Stripes
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
 from sched.batching import DynamicChunks, MixedChunks
 from sched.cost import prefill_seconds
 from sched.part_turns import SLICE_S
+from tests.engine.core.test_batcher_states import Guesses
 from tests.engine.toy_model import batcher, request, run_dry, run_step
 
 
@@ -342,6 +346,65 @@ def test_a_chunk_between_two_layers_goes_before_other_parts():
         assert [(row.request.request_id, row.layers) for row in step.rows] == [(name, layers)], "one part in a step"
         run_step(b, now, step)
     assert urgent.finished and r.num_computed == 20
+
+
+def test_a_begun_chunk_of_a_low_class_does_not_hold_up_a_part_of_a_high_one():
+    """Other prompts between the two classes come all the time: the part goes before them, and so does that chunk."""
+    b = batcher(blocks=64, budget=32)
+    r, urgent = begun_stage(b, 2), stage(0, 2, name="urgent", arrival=-1)
+    r.service_class, urgent.service_class = "batch", "interactive"
+    b.add(1, urgent)
+    b.begin_part(urgent, 0, [40])
+    for now in range(1, 4):
+        b.add(now, request(f"short {now}", [7 + now] * 12, max_tokens=1))
+        run_step(b, now, step := b.schedule(now))
+        assert [row.request for row in step.rows] == [r if now == 1 else urgent]
+    assert urgent.finished
+
+
+def test_a_hand_over_joins_the_next_step_of_a_part_that_is_owed_time():
+    """It takes nothing from the part."""
+    b = batcher(blocks=64, budget=32)
+    r = begun_stage(b, 1)
+    b.add(1, request("short", [7] * 12, max_tokens=1))
+    run_step(b, 2.0, b.schedule(1.0))
+    step = b.schedule(2.0)
+    assert [row.request for row in step.rows] == [r] and b.part_ends_at() == inf
+    later = request("later", [5] * 12, max_tokens=1)
+    b.add(2.1, later)
+    assert b.part_ends_at() == pytest.approx(3.0)
+    pushed = request("pushed", [2] * 4, max_tokens=2)
+    b.reserve(2.1, pushed)
+    b.arrived(2.1, pushed, 3)
+    assert b.part_ends_at() <= 2.1
+    cut(b, step, 2.2, 2)
+    assert {row.request for row in b.schedule(2.2).rows} == {r, pushed}
+
+
+def test_streams_have_drafts_next_to_a_part():
+    """Its chunk is large, but passes few layers in a step."""
+
+    speculator = Speculator("ngram", 4, Guesses(random.Random(0)), "fixed", 1000, lambda rows, context: None)
+    rules = BatchRules(policy=MixedChunks(8), speculator=speculator)
+    b = Batcher(BlockPool(64), 4, 4, 64, 1000, {0}, rules)
+    b.add(0, request("stream", [7] * 8, max_tokens=30))
+    run_step(b, 0, b.schedule(0))
+    r = stage(0, 4)
+    b.add(0, r)
+    b.begin_part(r, 0, [40])
+    step = b.schedule(1)
+    assert {(row.request.request_id, row.num_drafts) for row in step.rows} == {("stream", 4), ("long", 0)}
+
+
+def test_one_stream_costs_a_chunk_of_the_whole_budget_no_step():
+    b = batcher(blocks=64, budget=40)
+    b.add(0, request("stream", [7] * 8, max_tokens=30))
+    run_step(b, 0, b.schedule(0))
+    r = stage(0, 4)
+    b.add(0, r)
+    b.begin_part(r, 0, [40])
+    step = b.schedule(1)
+    assert {(row.num_tokens, row.layers) for row in step.rows} == {(1, None), (40, range(4))}
 
 
 def test_other_prompts_are_let_in():

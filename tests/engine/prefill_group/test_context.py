@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ class CheckingRunner:
         self.ends: list[int] = []  # of the rows of all steps
         self.between = 0  # steps that ended between two layers
         self.ahead: dict[int, Any] = {}
+        self.go_on = threading.Event()  # parts stay in a step behind their first layer until it is set
+        self.go_on.set()
         self._random = random.Random(seed)
 
     def step(self, rows: Sequence[Any], on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
@@ -62,6 +65,8 @@ class CheckingRunner:
         assert (entering is None and layers == range(LAYERS)) or entering.layer == layers.start
         attended, end = entering is not None and entering.attended, row.start + len(row.token_ids)
         for layer in layers:
+            if layer:
+                self.go_on.wait()
             if not attended:
                 time.sleep(self._random.random() * 1e-3)
                 if not goes_on(layer):
@@ -161,6 +166,14 @@ class Node:
         self.worker.add(request)
         return request
 
+    def add_stream(self, number: int, count: int) -> Request:
+        prompt = [1000 * number + i for i in range(9)]
+        self.runner.prompts[number] = prompt + [7] * count
+        params = SamplingParams(temperature=0, max_tokens=count)
+        request = Request(f"s{number}", list(prompt), 9, params, 0.0, ROOT)
+        self.worker.add(request)
+        return request
+
     async def stop(self) -> None:
         await self.members.close()
         await self.worker.close()
@@ -190,6 +203,25 @@ async def test_groups_in_any_order_see_all_kv_and_never_wait_in_a_circle(seed):
     assert all(error is None for node in nodes.values() for error in node.ended.values())
     assert {request.finish_reason for request in requests} == {"passed", "handover"}
     for node in nodes.values():
+        await node.close()
+
+
+async def test_streams_go_on_while_the_part_in_their_steps_waits_for_another_node():
+    """That node has begun its chunk, and rests behind the first layer for as long as it likes."""
+    net = Net()
+    first, second = Node(net, "a", 1), Node(net, "b", 2)
+    first.runner.go_on.clear()
+    stream = second.add_stream(0, 400)
+    await until(lambda: len(stream.output_ids) > 2)
+    requests = [node.add("r1", 1, Place(i, ["a", "b"])) for i, node in enumerate((first, second))]
+    waits = second.worker._model.inputs
+    await until(lambda: "r1" in waits and waits["r1"].waited_s > 0)
+    begun = len(stream.output_ids)
+    await until(lambda: len(stream.output_ids) > begun + 3)
+    first.runner.go_on.set()
+    await until(lambda: len(first.ended) == len(second.ended) == 1 or stream.finished)
+    await until(lambda: all(request.finished for request in requests) and stream.finished)
+    for node in (first, second):
         await node.close()
 
 
