@@ -2,7 +2,7 @@
 
     scripts/faults.py churn                         40 nodes of a tiny model for 30 minutes; needs 14 GiB and two cores
     scripts/faults.py churn --seconds 300 --seed 7  the same for 5 minutes, with other nodes and another order
-    scripts/faults.py churn --nodes prefill=2,decode=3,store=3 --seconds 60 --rate 2 --json out.json
+    scripts/faults.py churn --nodes prefill=2,decode=3,store=3 --seconds 60 --sample-s 1 --json out.json
     scripts/faults.py churn --quick                 8 nodes for 25 s
 
 Requests arrive at random times at any node, at --rate per second. In each turn one to --at-once nodes end: by SIGKILL,
@@ -16,7 +16,8 @@ What is checked; exit code 1 if one of these fails:
   - survivors stay flat over the second half of the run, in private memory, open files and threads: the growth is what
     their robust slope (Theil-Sen) makes of that time, or a step in it. Memory may grow by --most-mib; files and threads
     by one per four nodes that ended in that half, and at least by --most-files: one per lost peer is a leak.
-    Connections and shared segments are not files here: nodes connect when they first meet, and that takes long
+    Connections and shared segments are not files here: nodes connect when they first meet, and that takes long.
+    A survivor with too few samples to judge fails: short runs need a smaller --sample-s
   - at the end no living node maps a shared segment or has a descriptor of one whose owner is dead, no connection to a
     dead node is open, and no directory of a dead node remains
   - at the end no node holds a block, and all books are balanced
@@ -172,7 +173,9 @@ class Soak:
             finally:
                 self.over = time.monotonic()
                 watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                (failed,) = await asyncio.gather(watching, return_exceptions=True)
+                if not isinstance(failed, asyncio.CancelledError):
+                    self._wrong.append(f"the samples ended early: {failed!r}")
         return load
 
     def _doors(self) -> list[str]:
@@ -261,7 +264,8 @@ class Soak:
         ended = sum(at >= middle for at in self.ends_at)
         most = float(max(most_files, ended // ENDS_PER_LEAK))
         rows: list[Row] = []
-        wrong: list[str] = []
+        unjudged = (name for name, size in self._grown(lambda one: one.files).items() if size is None)
+        wrong = [f"{name}: too few samples to judge its growth: {len(self.samples[name])}" for name in unjudged]
         limits: tuple[tuple[str, str, float, Callable[[Holding], float]], ...] = (
             ("private memory", "MiB", most_mib, lambda one: one.private_bytes / MIB),
             ("open files", "", most, lambda one: one.unconnected),

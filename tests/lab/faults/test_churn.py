@@ -145,6 +145,34 @@ def test_open_files_may_grow_by_one_per_four_ended_nodes(ends, wrong):
     assert [text[:29] for text in found] == (["decode-1: open files grew by "] if wrong else [])
 
 
+@pytest.mark.parametrize("count", [0, 2 * LEAST - 2, 2 * LEAST])
+def test_a_survivor_that_cannot_be_judged_fails(count):
+    soak = soak_with([30] * 101)
+    soak.samples["decode-1"] = soak.samples["decode-1"][:: 100 // count] if count else []
+    rows, found = soak.judged(8.0, 4)
+    judged = count == 2 * LEAST
+    assert [row.ours is not None for row in rows] == [judged] * 3
+    assert [text.rpartition(":")[0] for text in found] == (
+        [] if judged else ["decode-1: too few samples to judge its growth"]
+    )
+
+
+class Unmeasured(Soak):
+    """Its samples fail."""
+
+    def _sample(self):
+        raise PermissionError("/proc/1/smaps_rollup")
+
+
+@pytest.mark.parametrize("kind", [Soak, Unmeasured])
+async def test_samples_that_end_early_fail(kind, monkeypatch):
+    monkeypatch.setattr(Soak, "_progress", lambda self, load: "")
+    wrong = []
+    soak = kind(OnlyCluster(), set(), iter(()), wrong)
+    await soak.run([{}], 0.05, 1e-9, 0.0, 1.0, 1)
+    assert wrong == ([] if kind is Soak else ["the samples ended early: PermissionError('/proc/1/smaps_rollup')"])
+
+
 # --- processes
 
 
