@@ -12,10 +12,12 @@ decides who survives, who ends, how, and the load; times differ from run to run.
 
 What is checked; exit code 1 if one of these fails:
   - every request returns the tokens that it gave on the calm cluster, however often its clients had to reconnect or
-    were refused; nodes that were drained or terminated end with code 0
+    were refused; nodes that were drained or terminated end with code 0, and remove their directories before newcomers
+    could do it
   - survivors stay flat over the second half of the run, in private memory, open files and threads: the growth is what
     their robust slope (Theil-Sen) makes of that time, or a step in it. Memory may grow by --most-mib; files and threads
-    by one per four nodes that ended in that half, and at least by --most-files: one per lost peer is a leak.
+    by one per ten nodes that ended in that half, and at least by --most-files: one per peer that was lost in one of
+    the three ways is a leak.
     Connections and shared segments are not files here: nodes connect when they first meet, and that takes long.
     A survivor with too few samples to judge fails: short runs need a smaller --sample-s
   - at the end no living node maps a shared segment or has a descriptor of one whose owner is dead, no connection to a
@@ -35,7 +37,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +51,7 @@ from lab.faults.soak.open_load import OpenLoad
 from lab.faults.soak.processes import (
     Holding,
     connected,
+    directories,
     half_closed,
     holding,
     kinds,
@@ -80,8 +83,9 @@ FORM_S = 120.0
 END_S = 90.0
 """Until a node that leaves has ended: its --drain-timeout-ms, and its end."""
 
-ENDS_PER_LEAK = 4
-"""Files and threads may grow by one per this number of ended nodes."""
+ENDS_PER_LEAK = 10
+"""Files and threads may grow by one per this number of ended nodes. The rarest way to end is that of one in five nodes,
+and something may leak in that way only."""
 
 PROGRESS_S = 10.0
 MIB = 1 << 20
@@ -140,6 +144,11 @@ def left_behind(cluster: LocalCluster, own: Path) -> Mapping[str, Sequence[str]]
         ],
         "directories of dead nodes": [str(own)] * sweep(own),
     }
+
+
+def remaining(paths: Iterable[str]) -> list[str]:
+    """Those of the paths that exist."""
+    return [path for path in paths if Path(path).exists()]
 
 
 class Soak:
@@ -202,6 +211,7 @@ class Soak:
     async def _end(self, name: str, how: str) -> None:
         node = self._cluster[name]
         node.expected_dead = True
+        own = directories(node.pid)
         if how == DRAIN:
             await drain(node.url)
         else:
@@ -211,6 +221,8 @@ class Soak:
         self.ends_at.append(time.monotonic())
         if code != (-signal.SIGKILL if how == KILL else 0):
             self._wrong.append(f"{name} ended with exit code {code} after {how}: {node.last_lines(5)}")
+        if how != KILL:
+            self._wrong += [f"{name} left {path} after {how}" for path in remaining(own)]
 
     def _begin(self, ends: str, begins: str) -> None:
         if ends == begins:

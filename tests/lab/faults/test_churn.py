@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from itertools import islice
 
 import pytest
@@ -24,6 +25,7 @@ from lab.faults.soak.open_load import OpenLoad
 from lab.faults.soak.processes import (
     Holding,
     connected,
+    directories,
     half_closed,
     holding,
     kinds,
@@ -32,8 +34,8 @@ from lab.faults.soak.processes import (
     segments,
     unix_peers,
 )
-from lab.faults.soak.turns import AWAY_MAX_S, WAYS, kind_of, survivors, turns
-from lab.launch.nodes import parse_nodes
+from lab.faults.soak.turns import AWAY_MAX_S, KILL, TERM, WAYS, kind_of, survivors, turns
+from lab.launch.nodes import Node, parse_nodes
 from net.transfer.common.memory import Region
 from net.transfer.common.private_directory import PrivateDirectory
 from tests.lab.faults.test_client import DEAD, TOKENS, every_third, send, served
@@ -134,15 +136,22 @@ def soak_with(files, ends_at=()):
     return soak
 
 
-@pytest.mark.parametrize(("ends", "wrong"), [(1, True), (40, False)])
-def test_open_files_may_grow_by_one_per_four_ended_nodes(ends, wrong):
+@pytest.mark.parametrize(("ends", "wrong"), [(1, True), (40, True), (60, False)])
+def test_open_files_may_grow_by_one_per_ten_ended_nodes(ends, wrong):
     soak = soak_with([30 + at // 10 for at in range(101)], [51.0] * ends + [49.0] * 100)
     rows, found = soak.judged(8.0, 4)
     by_metric = {row.metric: row for row in rows}
     assert by_metric["growth of open files"].ours == pytest.approx(5.0, abs=0.5)
-    assert by_metric["growth of open files"].limits == {"most": max(4.0, ends // 4)}
+    assert by_metric["growth of open files"].limits == {"most": max(4.0, ends // 10)}
     assert by_metric["growth of private memory"].ours == by_metric["growth of threads"].ours == 0.0
     assert [text[:29] for text in found] == (["decode-1: open files grew by "] if wrong else [])
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_one_file_per_node_that_ended_in_one_way_is_a_leak(how):
+    soak = soak_with([30 + int(WAYS[how] * 2 * at) for at in range(101)], [51.0 + at / 2.1 for at in range(100)])
+    _, found = soak.judged(8.0, 4)
+    assert [text[:29] for text in found] == ["decode-1: open files grew by "]
 
 
 @pytest.mark.parametrize("count", [0, 2 * LEAST - 2, 2 * LEAST])
@@ -280,6 +289,40 @@ def test_what_ended_nodes_leave_behind(tmp_path, monkeypatch):
     alive = PrivateDirectory()
     assert left_behind(OnlyCluster(), tmp_path)["directories of dead nodes"] == []
     alive.close()
+
+
+@contextmanager
+def holder(tmp_path, at_sigterm):
+    """(a soak, its node: a process with a private directory, which does this at SIGTERM and then exits with 0)"""
+    code = (
+        "from net.transfer.common.private_directory import PrivateDirectory; import os, signal\n"
+        "made = PrivateDirectory()\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: ({at_sigterm}, os._exit(0)))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as process:
+        try:
+            process.stdout.readline()
+            (tmp_path / "log").touch()
+            node = Node("decode-1", "decode", [], tmp_path / "log", tmp_path / "out", process, 0.0)
+            yield Soak({"decode-1": node}, set(), iter(()), []), node
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "at_sigterm", "left"), [(TERM, "made.close()", 0), (TERM, "0", 1), (KILL, "made.close()", 0)]
+)
+async def test_a_node_that_ends_by_itself_removes_its_directory(tmp_path, how, at_sigterm, left):
+    with holder(tmp_path, at_sigterm) as (soak, node):
+        (path,) = directories(node.pid)
+        await soak._end("decode-1", how)
+        assert directories(node.pid) == []
+    assert soak._wrong == [f"decode-1 left {path} after {how}"] * left
+    assert soak.ended == {how: 1}
 
 
 # --- the open load
