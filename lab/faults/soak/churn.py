@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
 import sys
 import time
 from argparse import ArgumentParser
@@ -63,6 +64,7 @@ from lab.faults.soak.processes import (
 from lab.faults.soak.turns import DRAIN, KILL, Turn, kind_of, survivors, turns
 from lab.faults.tiny import tiny_model
 from lab.flag_types import above_zero, natural, not_negative, positive
+from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from net.transfer.common.private_directory import sweep
 
@@ -212,11 +214,16 @@ class Soak:
         node = self._cluster[name]
         node.expected_dead = True
         own = directories(node.pid)
-        if how == DRAIN:
-            await drain(node.url)
-        else:
-            node.process.send_signal(signal.Signals[how])
-        code = await asyncio.to_thread(node.process.wait, END_S)
+        try:
+            if how == DRAIN:
+                await drain(node.url)
+            else:
+                node.process.send_signal(signal.Signals[how])
+            code = await asyncio.to_thread(node.process.wait, END_S)
+        except (subprocess.TimeoutExpired, rest.RestError) as error:
+            self._wrong.append(f"{name} did not end after {how}: {error}; {node.last_lines(5)}")
+            await asyncio.to_thread(node.destroy)  # the checks at the end ask every living node
+            return
         self.ended[how] += 1
         self.ends_at.append(time.monotonic())
         if code != (-signal.SIGKILL if how == KILL else 0):

@@ -34,7 +34,7 @@ from lab.faults.soak.processes import (
     segments,
     unix_peers,
 )
-from lab.faults.soak.turns import AWAY_MAX_S, KILL, TERM, WAYS, kind_of, survivors, turns
+from lab.faults.soak.turns import AWAY_MAX_S, DRAIN, KILL, TERM, WAYS, kind_of, survivors, turns
 from lab.launch.nodes import Node, parse_nodes
 from net.transfer.common.memory import Region
 from net.transfer.common.private_directory import PrivateDirectory
@@ -301,9 +301,9 @@ def holder(tmp_path, at_sigterm):
         "print('ready', flush=True)\n"
         "while True: signal.pause()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
-    ) as process:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as process:
         try:
             process.stdout.readline()
             (tmp_path / "log").touch()
@@ -323,6 +323,18 @@ async def test_a_node_that_ends_by_itself_removes_its_directory(tmp_path, how, a
         assert directories(node.pid) == []
     assert soak._wrong == [f"decode-1 left {path} after {how}"] * left
     assert soak.ended == {how: 1}
+
+
+@pytest.mark.parametrize(("how", "why"), [(TERM, "timed out"), (DRAIN, "does not answer")])
+async def test_a_node_that_does_not_end_is_told_of_and_killed(tmp_path, monkeypatch, how, why):
+    monkeypatch.setattr(churn, "END_S", 0.1)
+    with holder(tmp_path, "signal.pause()") as (soak, node):
+        node.url = DEAD
+        await soak._end("decode-1", how)
+        assert not node.alive
+    (text,) = soak._wrong
+    assert text.startswith(f"decode-1 did not end after {how}: ") and why in text
+    assert not soak.ended
 
 
 # --- the open load
