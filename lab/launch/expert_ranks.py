@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
+
+from lab.launch.nodes import execute
 
 ROOT = Path(__file__).resolve().parents[2]
 END_S = 60.0
@@ -24,7 +27,7 @@ class ExpertRanks:
         """Start a process under this name; the one that had it ends."""
         self.end(name)
         command = [sys.executable, str(ROOT / "mooncake.py"), "expert-rank", "--num-threads", "1"]
-        self._processes[name] = subprocess.Popen([*command, *self._flags, *flags])
+        self._processes[name] = execute("expert-rank", [*command, *self._flags, *flags], os.environ, None, None)
 
     def send(self, name: str, number: int) -> None:
         """A signal."""

@@ -117,14 +117,14 @@ def execute(
     role: str,
     argv: Sequence[str],
     env: Mapping[str, str],
-    stdout: IO[bytes],
-    stderr: IO[bytes],
+    stdout: IO[bytes] | None,
+    stderr: IO[bytes] | None,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Run `argv`. It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with this process:
-    util-linux's setpriv asks the kernel for SIGTERM at the parent's death and then becomes the node. The kernel counts
-    the end of the thread that forked as that death, so one thread that lives as long as this process starts them all.
-    """
+    """Run `argv`; without `stdout` or `stderr` it writes to those of this process. It gets a separate session, so
+    Ctrl-C reaches only the launcher, and it dies with this process: util-linux's setpriv asks the kernel for SIGTERM at
+    the parent's death and then becomes the node. The kernel counts the end of the thread that forked as that death, so
+    one thread that lives as long as this process starts them all."""
     setpriv = shutil.which("setpriv")
     guard = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
     return _parent.submit(

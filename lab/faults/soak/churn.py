@@ -2,7 +2,7 @@
 
     scripts/faults.py churn                         40 nodes of a tiny model for 30 minutes; needs 14 GiB and two cores
     scripts/faults.py churn --seconds 300 --seed 7  the same for 5 minutes, with other nodes and another order
-    scripts/faults.py churn --nodes prefill=2,decode=3,store=3 --seconds 60 --rate 2 --json out.json
+    scripts/faults.py churn --nodes prefill=2,decode=3,store=3 --seconds 60 --sample-s 1 --json out.json
     scripts/faults.py churn --quick                 8 nodes for 25 s
 
 Requests arrive at random times at any node, at --rate per second. In each turn one to --at-once nodes end: by SIGKILL,
@@ -12,11 +12,14 @@ decides who survives, who ends, how, and the load; times differ from run to run.
 
 What is checked; exit code 1 if one of these fails:
   - every request returns the tokens that it gave on the calm cluster, however often its clients had to reconnect or
-    were refused; nodes that were drained or terminated end with code 0
+    were refused; nodes that were drained or terminated end with code 0, and remove their directories before newcomers
+    could do it
   - survivors stay flat over the second half of the run, in private memory, open files and threads: the growth is what
     their robust slope (Theil-Sen) makes of that time, or a step in it. Memory may grow by --most-mib; files and threads
-    by one per four nodes that ended in that half, and at least by --most-files: one per lost peer is a leak.
-    Connections and shared segments are not files here: nodes connect when they first meet, and that takes long
+    by one per ten nodes that ended in that half, and at least by --most-files: one per peer that was lost in one of
+    the three ways is a leak.
+    Connections and shared segments are not files here: nodes connect when they first meet, and that takes long.
+    A survivor with too few samples to judge fails: short runs need a smaller --sample-s
   - at the end no living node maps a shared segment or has a descriptor of one whose owner is dead, no connection to a
     dead node is open, and no directory of a dead node remains
   - at the end no node holds a block, and all books are balanced
@@ -30,11 +33,12 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
 import sys
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +52,7 @@ from lab.faults.soak.open_load import OpenLoad
 from lab.faults.soak.processes import (
     Holding,
     connected,
+    directories,
     half_closed,
     holding,
     kinds,
@@ -59,6 +64,7 @@ from lab.faults.soak.processes import (
 from lab.faults.soak.turns import DRAIN, KILL, Turn, kind_of, survivors, turns
 from lab.faults.tiny import tiny_model
 from lab.flag_types import above_zero, natural, not_negative, positive
+from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from net.transfer.common.private_directory import sweep
 
@@ -79,8 +85,9 @@ FORM_S = 120.0
 END_S = 90.0
 """Until a node that leaves has ended: its --drain-timeout-ms, and its end."""
 
-ENDS_PER_LEAK = 4
-"""Files and threads may grow by one per this number of ended nodes."""
+ENDS_PER_LEAK = 10
+"""Files and threads may grow by one per this number of ended nodes. The rarest way to end is that of one in five nodes,
+and something may leak in that way only."""
 
 PROGRESS_S = 10.0
 MIB = 1 << 20
@@ -141,6 +148,11 @@ def left_behind(cluster: LocalCluster, own: Path) -> Mapping[str, Sequence[str]]
     }
 
 
+def remaining(paths: Iterable[str]) -> list[str]:
+    """Those of the paths that exist."""
+    return [path for path in paths if Path(path).exists()]
+
+
 class Soak:
     """One run: turns and load, with samples of the survivors."""
 
@@ -172,7 +184,9 @@ class Soak:
             finally:
                 self.over = time.monotonic()
                 watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                (failed,) = await asyncio.gather(watching, return_exceptions=True)
+                if not isinstance(failed, asyncio.CancelledError):
+                    self._wrong.append(f"the samples ended early: {failed!r}")
         return load
 
     def _doors(self) -> list[str]:
@@ -199,15 +213,23 @@ class Soak:
     async def _end(self, name: str, how: str) -> None:
         node = self._cluster[name]
         node.expected_dead = True
-        if how == DRAIN:
-            await drain(node.url)
-        else:
-            node.process.send_signal(signal.Signals[how])
-        code = await asyncio.to_thread(node.process.wait, END_S)
+        own = directories(node.pid)
+        try:
+            if how == DRAIN:
+                await drain(node.url)
+            else:
+                node.process.send_signal(signal.Signals[how])
+            code = await asyncio.to_thread(node.process.wait, END_S)
+        except (subprocess.TimeoutExpired, rest.RestError) as error:
+            self._wrong.append(f"{name} did not end after {how}: {error}; {node.last_lines(5)}")
+            await asyncio.to_thread(node.destroy)  # the checks at the end ask every living node
+            return
         self.ended[how] += 1
         self.ends_at.append(time.monotonic())
         if code != (-signal.SIGKILL if how == KILL else 0):
             self._wrong.append(f"{name} ended with exit code {code} after {how}: {node.last_lines(5)}")
+        if how != KILL:
+            self._wrong += [f"{name} left {path} after {how}" for path in remaining(own)]
 
     def _begin(self, ends: str, begins: str) -> None:
         if ends == begins:
@@ -261,7 +283,8 @@ class Soak:
         ended = sum(at >= middle for at in self.ends_at)
         most = float(max(most_files, ended // ENDS_PER_LEAK))
         rows: list[Row] = []
-        wrong: list[str] = []
+        unjudged = (name for name, size in self._grown(lambda one: one.files).items() if size is None)
+        wrong = [f"{name}: too few samples to judge its growth: {len(self.samples[name])}" for name in unjudged]
         limits: tuple[tuple[str, str, float, Callable[[Holding], float]], ...] = (
             ("private memory", "MiB", most_mib, lambda one: one.private_bytes / MIB),
             ("open files", "", most, lambda one: one.unconnected),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.faults.checks import own_bytes
+from net.transfer.common.private_directory import PREFIX
 
 SEGMENT = re.compile(r"/memfd:(?P<name>.*) of process (?P<owner>\d+) \(deleted\)$")
 """A shared region, as /proc shows it (net/transfer/common/memory.py)."""
@@ -88,6 +89,14 @@ def links(pid: int) -> list[str]:
         except FileNotFoundError:  # closed meanwhile
             continue
     return found
+
+
+def directories(pid: int) -> list[str]:
+    """Paths of its private directories, of which it holds the locks; none if it has ended."""
+    try:
+        return [link for link in links(pid) if Path(link).name.startswith(PREFIX) and Path(link).is_dir()]
+    except GONE:
+        return []
 
 
 def segments(pid: int) -> set[str]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from itertools import islice
 
 import pytest
@@ -24,6 +25,7 @@ from lab.faults.soak.open_load import OpenLoad
 from lab.faults.soak.processes import (
     Holding,
     connected,
+    directories,
     half_closed,
     holding,
     kinds,
@@ -32,8 +34,8 @@ from lab.faults.soak.processes import (
     segments,
     unix_peers,
 )
-from lab.faults.soak.turns import AWAY_MAX_S, WAYS, kind_of, survivors, turns
-from lab.launch.nodes import parse_nodes
+from lab.faults.soak.turns import AWAY_MAX_S, DRAIN, KILL, TERM, WAYS, kind_of, survivors, turns
+from lab.launch.nodes import Node, parse_nodes
 from net.transfer.common.memory import Region
 from net.transfer.common.private_directory import PrivateDirectory
 from tests.lab.faults.test_client import DEAD, TOKENS, every_third, send, served
@@ -134,15 +136,50 @@ def soak_with(files, ends_at=()):
     return soak
 
 
-@pytest.mark.parametrize(("ends", "wrong"), [(1, True), (40, False)])
-def test_open_files_may_grow_by_one_per_four_ended_nodes(ends, wrong):
+@pytest.mark.parametrize(("ends", "wrong"), [(1, True), (40, True), (60, False)])
+def test_open_files_may_grow_by_one_per_ten_ended_nodes(ends, wrong):
     soak = soak_with([30 + at // 10 for at in range(101)], [51.0] * ends + [49.0] * 100)
     rows, found = soak.judged(8.0, 4)
     by_metric = {row.metric: row for row in rows}
     assert by_metric["growth of open files"].ours == pytest.approx(5.0, abs=0.5)
-    assert by_metric["growth of open files"].limits == {"most": max(4.0, ends // 4)}
+    assert by_metric["growth of open files"].limits == {"most": max(4.0, ends // 10)}
     assert by_metric["growth of private memory"].ours == by_metric["growth of threads"].ours == 0.0
     assert [text[:29] for text in found] == (["decode-1: open files grew by "] if wrong else [])
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_one_file_per_node_that_ended_in_one_way_is_a_leak(how):
+    soak = soak_with([30 + int(WAYS[how] * 2 * at) for at in range(101)], [51.0 + at / 2.1 for at in range(100)])
+    _, found = soak.judged(8.0, 4)
+    assert [text[:29] for text in found] == ["decode-1: open files grew by "]
+
+
+@pytest.mark.parametrize("count", [0, 2 * LEAST - 2, 2 * LEAST])
+def test_a_survivor_that_cannot_be_judged_fails(count):
+    soak = soak_with([30] * 101)
+    soak.samples["decode-1"] = soak.samples["decode-1"][:: 100 // count] if count else []
+    rows, found = soak.judged(8.0, 4)
+    judged = count == 2 * LEAST
+    assert [row.ours is not None for row in rows] == [judged] * 3
+    assert [text.rpartition(":")[0] for text in found] == (
+        [] if judged else ["decode-1: too few samples to judge its growth"]
+    )
+
+
+class Unmeasured(Soak):
+    """Its samples fail."""
+
+    def _sample(self):
+        raise PermissionError("/proc/1/smaps_rollup")
+
+
+@pytest.mark.parametrize("kind", [Soak, Unmeasured])
+async def test_samples_that_end_early_fail(kind, monkeypatch):
+    monkeypatch.setattr(Soak, "_progress", lambda self, load: "")
+    wrong = []
+    soak = kind(OnlyCluster(), set(), iter(()), wrong)
+    await soak.run([{}], 0.05, 1e-9, 0.0, 1.0, 1)
+    assert wrong == ([] if kind is Soak else ["the samples ended early: PermissionError('/proc/1/smaps_rollup')"])
 
 
 # --- processes
@@ -252,6 +289,52 @@ def test_what_ended_nodes_leave_behind(tmp_path, monkeypatch):
     alive = PrivateDirectory()
     assert left_behind(OnlyCluster(), tmp_path)["directories of dead nodes"] == []
     alive.close()
+
+
+@contextmanager
+def holder(tmp_path, at_sigterm):
+    """(a soak, its node: a process with a private directory, which does this at SIGTERM and then exits with 0)"""
+    code = (
+        "from net.transfer.common.private_directory import PrivateDirectory; import os, signal\n"
+        "made = PrivateDirectory()\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: ({at_sigterm}, os._exit(0)))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as process:
+        try:
+            process.stdout.readline()
+            (tmp_path / "log").touch()
+            node = Node("decode-1", "decode", [], tmp_path / "log", tmp_path / "out", process, 0.0)
+            yield Soak({"decode-1": node}, set(), iter(()), []), node
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "at_sigterm", "left"), [(TERM, "made.close()", 0), (TERM, "0", 1), (KILL, "made.close()", 0)]
+)
+async def test_a_node_that_ends_by_itself_removes_its_directory(tmp_path, how, at_sigterm, left):
+    with holder(tmp_path, at_sigterm) as (soak, node):
+        (path,) = directories(node.pid)
+        await soak._end("decode-1", how)
+        assert directories(node.pid) == []
+    assert soak._wrong == [f"decode-1 left {path} after {how}"] * left
+    assert soak.ended == {how: 1}
+
+
+@pytest.mark.parametrize(("how", "why"), [(TERM, "timed out"), (DRAIN, "does not answer")])
+async def test_a_node_that_does_not_end_is_told_of_and_killed(tmp_path, monkeypatch, how, why):
+    monkeypatch.setattr(churn, "END_S", 0.1)
+    with holder(tmp_path, "signal.pause()") as (soak, node):
+        node.url = DEAD
+        await soak._end("decode-1", how)
+        assert not node.alive
+    (text,) = soak._wrong
+    assert text.startswith(f"decode-1 did not end after {how}: ") and why in text
+    assert not soak.ended
 
 
 # --- the open load
