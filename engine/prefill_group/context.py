@@ -8,8 +8,9 @@ rows with the same kernels as ever. Queries that travel would need parts of atte
 backend, and twice a message per layer. Each node sends to each other one; a ring would move the same bytes, later.
 
 A chunk begins when all chunks before it have begun, which the first layer of their KV says. Then it only waits, inside
-its step, for chunks that have begun, which go before all other parts of their nodes: two groups on the same nodes cannot wait for one another. All that a node gets lies in
-host memory until its own step puts it into blocks, so no other node writes to the arena, and an end needs no fence.
+its step, for chunks that have begun, and these go before all other parts of their nodes: two groups on the same nodes
+cannot wait for one another. All that a node gets lies in host memory until its own step puts it into blocks, so no
+other node writes to the arena, and an end needs no fence.
 """
 
 from __future__ import annotations
