@@ -57,6 +57,11 @@ class BlockBook:
         """Call `named(request, positions)` when blocks of a request at these positions become reusable."""
         self._named = named
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether layers keep states, so that the step after accepted drafts computes these again."""
+        return self._states is not None
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
