@@ -26,8 +26,8 @@ Number of drafts (--speculative-length auto). Let a be a request's estimated cha
 earlier ones are; then draft j is right with probability a^j. The depth with the most expected tokens per second is
 chosen; the cost of verification is learnt from the node's own steps (engine/core/costs.py; goodput, as in Liu et
 al., arXiv 2406.14066). Large batches and requests whose drafts keep failing thus turn speculation off. Some steps run
-without drafts for comparison: the first few, then one in sixty-four. If the model keeps states, the next step computes
-accepted drafts again, so each of these costs two tokens.
+without drafts for comparison: the first few, then one in sixty-four (with states two, of which the second is plain). If
+the model keeps states, the next step computes accepted drafts again, so each of these costs two tokens.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class Speculator:
         if self._length == "fixed" or not rows:
             return list(most)
         self._num_steps += 1
-        if self._num_steps <= CALIBRATE_STEPS or self._num_steps % CALIBRATE_EVERY == 0:
+        phase = self._num_steps % CALIBRATE_EVERY
+        if self._num_steps <= CALIBRATE_STEPS or phase == 0 or (again and phase == CALIBRATE_EVERY - 1):
             return [0] * len(most)
         prior = self._overall.rate()
         rates = [self._of(row.request).acceptance.rate(prior) for row in rows]

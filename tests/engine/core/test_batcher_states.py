@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from cache.layer_groups import GONE, layer_groups
 from cache.pool.block_pool import BlockPool, IntegrityError
 from engine.core.batcher import Batcher, BatchRules
+from engine.core.costs import StepCosts
 from engine.core.kv_ready import OVERLAPS, KvReady, KvTarget
-from engine.speculation.speculative import Speculator, VerifyCost, accepted
+from engine.speculation.speculative import CALIBRATE_EVERY, CALIBRATE_STEPS, Speculator, VerifyCost, accepted
 from engine.step.inputs import InputBuilder
 from engine.step.rows import row_of
 from engine.step.step import ScheduledRow, Step
@@ -196,6 +197,19 @@ def test_with_states_drafts_must_pay_for_being_computed_again(token_s, plain, st
     """Which models get drafts: at a cost of 0.55, only one that computes accepted drafts once."""
     assert any(row.num_drafts for row in drafting(None, "auto", token_s)) == plain
     assert any(row.num_drafts for row in drafting(GROUPS, "auto", token_s)) == states
+
+
+def test_steps_for_comparison_are_plain():
+    """They neither have drafts nor compute any again, so what a step without drafts takes is learnt from them."""
+    costs, learnt = StepCosts(), []
+    rows = [row for row in drafting(GROUPS, "auto", 0.01, tokens=400) if row.decodes]
+    for at, row in enumerate(rows, 1):
+        before = costs.decode.regression.coefficients
+        costs.observe(Step([row]), 0.02)
+        if costs.decode.regression.coefficients != before:
+            learnt.append(at)
+    assert len(rows) > CALIBRATE_EVERY and max(row.again for row in rows) == 3
+    assert learnt == [*range(1, CALIBRATE_STEPS + 1), CALIBRATE_EVERY]
 
 
 @pytest.mark.parametrize(
