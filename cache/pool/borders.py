@@ -26,7 +26,7 @@ class Borders:
     def __init__(self, groups: LayerGroups, block_size: int) -> None:
         self._groups = groups
         self._block_size = block_size
-        self._firsts = sorted({groups.sort(group)[0] for group in range(1, len(groups.windows))})
+        self._firsts = sorted({groups.same_window(group)[0] for group in range(1, len(groups.windows))})
 
     @property
     def has_states(self) -> bool:

@@ -41,7 +41,7 @@ class BlockBook:
         self._groups = groups
         self._others = range(1, 1 if groups is None else len(groups.windows))
         self._windows = range(1, 1 if groups is None else groups.first_state)
-        self._sorts = {group: groups.sort(group) for group in self._others if groups is not None}
+        self._same_window = {group: groups.same_window(group) for group in self._others if groups is not None}
         self._states: StateTables | None = None
         if groups is not None and groups.num_states:
             self._states = StateTables(pool, groups, StatePlaces(block_size, state_interval), step_tokens)
@@ -317,7 +317,7 @@ class BlockBook:
         return [full_blocks[i] for i in fresh] + others
 
     def _place(self, request: Request, group: int, position: int) -> Place:
-        first, count = self._sorts[group]
+        first, count = self._same_window[group]
         return Place(group_key(request.block_keys(self.block_size)[position], first), count)
 
     def _pools(self, request: Request, group: int, position: int) -> bool:

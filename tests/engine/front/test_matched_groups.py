@@ -166,7 +166,7 @@ class Asked(Holders):
 
 def ending_at(depths: Any, keys: list[bytes], groups: LayerGroups) -> Asked:
     """Nodes that hold all of the prompt up to these depths."""
-    holders, firsts = Asked(), {groups.sort(group)[0] for group in range(1, len(groups.windows))}
+    holders, firsts = Asked(), {groups.same_window(group)[0] for group in range(1, len(groups.windows))}
     for number, depth in enumerate(depths):
         digest = CuckooDigest(epoch=1)
         for key in keys[:depth]:
