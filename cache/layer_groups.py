@@ -72,7 +72,7 @@ class LayerGroups:
         """The number of groups of states."""
         return len(self.windows) - self.first_state
 
-    def sort(self, group: int) -> tuple[int, int]:
+    def same_window(self, group: int) -> tuple[int, int]:
         """The groups other than 0 that need blocks at the same places as `group`, because their windows are the same,
         or because they are the parts of the states: (the first of them, their number)."""
         others, window = self.windows[1:], self.windows[group]

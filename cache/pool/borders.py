@@ -14,7 +14,7 @@ from cache.block import BlockGeometry, BlockKey
 from cache.layer_groups import LayerGroups, group_key
 
 MAX_BORDERS = 48
-"""Borders that are tried for one prompt."""
+"""Borders that are tried for one prompt. At most half of them are multiples of the stride."""
 
 MAX_PLACES = 16
 """Places of a window that are asked for."""
@@ -26,7 +26,7 @@ class Borders:
     def __init__(self, groups: LayerGroups, block_size: int) -> None:
         self._groups = groups
         self._block_size = block_size
-        self._firsts = sorted({groups.sort(group)[0] for group in range(1, len(groups.windows))})
+        self._firsts = sorted({groups.same_window(group)[0] for group in range(1, len(groups.windows))})
 
     @property
     def has_states(self) -> bool:
@@ -34,9 +34,11 @@ class Borders:
 
     def below(self, deepest: int, stride: int, ends: Iterable[int]) -> list[int]:
         """Borders to try, in blocks, the last one first; no node has more than `deepest`. They are the multiples of
-        `stride`, and `ends`, where what a node holds ends: there the prompt or the answer of another request may have
-        ended, which leaves a state. With states, prompts save others at intervals: the last ones are tried too."""
-        found = {*range(stride, deepest + 1, stride), *(end for end in ends if 0 < end <= deepest)}
+        `stride`, and the deepest of `ends`, where what a node holds ends: there the prompt or the answer of another
+        request may have ended, which leaves a state. With states, prompts save others at intervals: the last ones are
+        tried too. Many nodes may end at as many borders, so no more than MAX_BORDERS // 2 ends are tried."""
+        found = {*range(stride, deepest + 1, stride)}
+        found |= set(sorted({end for end in ends if 0 < end <= deepest})[-(MAX_BORDERS // 2) :])
         if self._groups.num_states and (interval := self._groups.state_interval):
             saved = range(deepest // interval * interval, 0, -interval)
             found |= set(saved[: max(0, MAX_BORDERS - len(found))])

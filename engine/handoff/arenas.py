@@ -66,14 +66,15 @@ class Arenas:
 
 def _servable(borders: Borders, holders: Holders, keys: Sequence[BlockKey], first: int, hits: list[int]) -> list[int]:
     """By index of the holders: blocks of keys[first:] with which this node, which has keys[:first], can go on. hits:
-    those that they have of group 0."""
+    those that they have of group 0. The work is bounded by the borders that are tried, plus one step per node."""
     among = sum(1 << index for index, depth in enumerate(hits) if depth)
     deepest = first + max(hits)
     tried = borders.below(deepest, max(1, -(-deepest // ANCHORS)), [first + depth for depth in hits if depth])
     wanted = borders.wanted(keys, [border for border in tried if border > first], first)
     reached = [0] * len(hits)
     for border, mask in holders.reached(wanted, among):
-        for index in range(len(hits)):
-            if mask >> index & 1:
-                reached[index] = border - first
+        while mask:  # each node is in one mask at most
+            lowest = mask & -mask
+            reached[lowest.bit_length() - 1] = border - first
+            mask ^= lowest
     return reached

@@ -14,8 +14,9 @@ async def leading_run(
     store: Store, keys: Sequence[BlockKey], groups: LayerGroups | None, first: int, block_size: int
 ) -> LeadingRun:
     """The leading run of `keys` in the pool, which name the blocks first, first + 1, ... of a prompt; all before them
-    are here. It ends at a border at which every group of the model can go on with what the pool has: with states, where
-    it has one, by its first part: the others were stored with it; with windows, where it has their last blocks."""
+    are here. It, and its part in DRAM, end at borders at which every group of the model can go on with what the pool
+    has: with states, where it has one, by its first part: the others were stored with it; with windows, where it has
+    their last blocks."""
     whole = await store.find(keys)
     if groups is None or not whole.blocks:
         return whole
@@ -25,10 +26,13 @@ async def leading_run(
     run, others = whole.up_to(ends), range(1, groups.first_state)
     if not others or not run.blocks:
         return run
-    end = (first + run.blocks) * block_size
-    needed = min(groups.first_needed(group, end, block_size) for group in others)
-    if not groups.pools_ends and all(await _exist(store, keys[max(0, needed - first) : run.blocks], others)):
-        return run
+    if not groups.pools_ends:  # probably both ends have what their windows need, which is few blocks
+        last = set[int]()
+        for count in {run.blocks, run.dram_blocks} - {0}:
+            needed = min(groups.first_needed(group, (first + count) * block_size, block_size) for group in others)
+            last |= {*range(max(0, needed - first), count)}
+        if all(await _exist(store, [keys[place] for place in sorted(last)], others)):
+            return run
     here = await _exist(store, keys, others)
     present = [here[at : at + len(keys)] for at in range(0, len(here), len(keys))]
     windows = groups.window_ends(present, first, block_size)

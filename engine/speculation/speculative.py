@@ -26,7 +26,8 @@ Number of drafts (--speculative-length auto). Let a be a request's estimated cha
 earlier ones are; then draft j is right with probability a^j. The depth with the most expected tokens per second is
 chosen; the cost of verification is learnt from the node's own steps (engine/core/costs.py; goodput, as in Liu et
 al., arXiv 2406.14066). Large batches and requests whose drafts keep failing thus turn speculation off. Some steps run
-without drafts for comparison: the first few, then one in sixty-four.
+without drafts for comparison: the first few, then one in sixty-four (with states two, of which the second is plain). If
+the model keeps states, the next step computes accepted drafts again, so each of these costs two tokens.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ class Speculator:
             wanted.append((row, draft, most))
         if self._lookups is not None:
             self._lookups.catch_up(left_to_index)
-        counts = self._lengths([most for *_, most in wanted], decodes)
+        counts = self._lengths([most for *_, most in wanted], decodes, blocks.keeps_states)
         for (row, draft, _), count in zip(wanted, counts, strict=True):
             count = min(count, budget, self._room(row, blocks))
             if count <= 0:
@@ -235,18 +236,19 @@ class Speculator:
     def _of(self, request: Request) -> _Request:
         return self._requests.setdefault(request.request_id, _Request())
 
-    def _lengths(self, most: Sequence[int], rows: Sequence[ScheduledRow]) -> list[int]:
-        """The number of drafts of each row, at most `most`."""
+    def _lengths(self, most: Sequence[int], rows: Sequence[ScheduledRow], again: bool) -> list[int]:
+        """The number of drafts of each row, at most `most`. again: whether accepted ones are computed again."""
         if self._length == "fixed" or not rows:
             return list(most)
         self._num_steps += 1
-        if self._num_steps <= CALIBRATE_STEPS or self._num_steps % CALIBRATE_EVERY == 0:
+        phase = self._num_steps % CALIBRATE_EVERY
+        if self._num_steps <= CALIBRATE_STEPS or phase == 0 or (again and phase == CALIBRATE_EVERY - 1):
             return [0] * len(most)
         prior = self._overall.rate()
         rates = [self._of(row.request).acceptance.rate(prior) for row in rows]
         context = sum(row.start + 1 for row in rows)
         draft_s = 0.0 if self._draft is None else self._draft.step_seconds
-        return goodput_lengths(most, rates, self._verify_cost(len(rows), context), draft_s)
+        return goodput_lengths(most, rates, self._verify_cost(len(rows), context), draft_s, again)
 
     # --- after a step
 
@@ -285,28 +287,29 @@ class Speculator:
 
 
 def goodput_lengths(
-    most: Sequence[int], rates: Sequence[float], cost: VerifyCost, draft_seconds: float = 0.0
+    most: Sequence[int], rates: Sequence[float], cost: VerifyCost, draft_seconds: float = 0.0, again: bool = False
 ) -> list[int]:
     """Draft lengths, at most `most`, by the rule in the module's docstring. draft_seconds: of one draft token for all
-    rows."""
+    rows. again: whether accepted drafts are computed again."""
     best = [0] * len(most)
     plain = best_speed = len(most) / cost.plain
     for depth in range(1, max(most, default=0) + 1):
-        counts = [_worth(min(depth, limit), rate, plain, cost) for limit, rate in zip(most, rates, strict=True)]
+        counts = [_worth(min(depth, limit), rate, plain, cost, again) for limit, rate in zip(most, rates, strict=True)]
         gain = sum(_expected(rate, count) for rate, count in zip(rates, counts, strict=True))
-        extra = cost.step + cost.row * sum(map(bool, counts)) + cost.token * sum(counts)
+        extra = cost.step + cost.row * sum(map(bool, counts)) + cost.token * (sum(counts) + gain * again)
         speed = (len(most) + gain) / (cost.plain + extra + draft_seconds * max(counts))
         if speed > best_speed:
             best, best_speed = counts, speed
     return best
 
 
-def _worth(limit: int, rate: float, plain: float, cost: VerifyCost) -> int:
+def _worth(limit: int, rate: float, plain: float, cost: VerifyCost, again: bool) -> int:
     """The length for one row, at most `limit`, whose gain exceeds its cost at `plain` tokens/s without drafts."""
-    count = 0
-    while count < limit and rate ** (count + 1) > plain * cost.token:
+    price, count = plain * cost.token, 0
+    left = 1 - price * again  # of an accepted draft, after the step that computes it again
+    while count < limit and rate ** (count + 1) * left > price:
         count += 1
-    return count if _expected(rate, count) > plain * (cost.row + count * cost.token) else 0
+    return count if _expected(rate, count) * left > plain * cost.row + price * count else 0
 
 
 def _expected(rate: float, count: int) -> float:

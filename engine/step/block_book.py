@@ -41,7 +41,7 @@ class BlockBook:
         self._groups = groups
         self._others = range(1, 1 if groups is None else len(groups.windows))
         self._windows = range(1, 1 if groups is None else groups.first_state)
-        self._sorts = {group: groups.sort(group) for group in self._others if groups is not None}
+        self._same_window = {group: groups.same_window(group) for group in self._others if groups is not None}
         self._states: StateTables | None = None
         if groups is not None and groups.num_states:
             self._states = StateTables(pool, groups, StatePlaces(block_size, state_interval), step_tokens)
@@ -56,6 +56,11 @@ class BlockBook:
     def watch(self, named: Callable[[Request, Sequence[int]], None]) -> None:
         """Call `named(request, positions)` when blocks of a request at these positions become reusable."""
         self._named = named
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether layers keep states, so that the step after accepted drafts computes these again."""
+        return self._states is not None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -312,7 +317,7 @@ class BlockBook:
         return [full_blocks[i] for i in fresh] + others
 
     def _place(self, request: Request, group: int, position: int) -> Place:
-        first, count = self._sorts[group]
+        first, count = self._same_window[group]
         return Place(group_key(request.block_keys(self.block_size)[position], first), count)
 
     def _pools(self, request: Request, group: int, position: int) -> bool:

@@ -95,10 +95,10 @@ def test_what_a_fetch_brings_of_other_groups(windows, held, more):
     assert groups.others_fetched(0, more, SIZE) == groups.needed(more * SIZE, SIZE) - more
 
 
-def test_groups_of_a_sort():
+def test_groups_of_the_same_window():
     groups = layer_groups([8, 0, 8, 5], [False] * 4 + [True] * 2, 600, 256)
     assert groups is not None and groups.windows == (0, 5, 8, 8, -1, -1, -1, -1, -1)
-    assert [groups.sort(group) for group in range(1, 9)] == [(1, 1), (2, 2), (2, 2), *[(4, 5)] * 5]
+    assert [groups.same_window(group) for group in range(1, 9)] == [(1, 1), (2, 2), (2, 2), *[(4, 5)] * 5]
 
 
 def test_keys_name_the_group():

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from cache.layer_groups import GONE, layer_groups
 from cache.pool.block_pool import BlockPool, IntegrityError
 from engine.core.batcher import Batcher, BatchRules
+from engine.core.costs import StepCosts
 from engine.core.kv_ready import OVERLAPS, KvReady, KvTarget
-from engine.speculation.speculative import Speculator, accepted
+from engine.speculation.speculative import CALIBRATE_EVERY, CALIBRATE_STEPS, Speculator, VerifyCost, accepted
 from engine.step.inputs import InputBuilder
 from engine.step.rows import row_of
 from engine.step.step import ScheduledRow, Step
@@ -95,6 +96,13 @@ class Guesses:
         return 0
 
 
+class Right(Guesses):
+    """Drafts that are all right."""
+
+    def propose(self, tokens: list[int], count: int) -> list[int]:
+        return alone(list(tokens), count)
+
+
 def verified(row: ScheduledRow) -> list[int] | None:
     """What the sampler chooses, up to the first wrong draft."""
     if not row.samples:
@@ -158,24 +166,50 @@ def test_drafts_change_no_token_and_no_state(prompts, blocks, interval, most, se
         b.check_integrity()
 
 
-def test_accepted_drafts_are_computed_again_by_the_next_step():
-    class Right(Guesses):
-        def propose(self, tokens, count):
-            return alone(list(tokens), count)
-
-    speculator = Speculator("ngram", 3, Right(random.Random(0)), "fixed", 1000, lambda rows, context: None)
-    b = Batcher(BlockPool(120), SIZE, 4, BUDGET, 1000, {EOS}, BatchRules(True, groups=GROUPS, speculator=speculator))
-    one = request("a", list(range(1, 10)), max_tokens=20)
+def drafting(groups, length, token_s, tokens=20):
+    """The rows of one request whose drafts are all right; a step without them takes a second, a draft `token_s`."""
+    cost = VerifyCost(1.0, 0.0, 0.0, token_s)
+    speculator = Speculator("ngram", 3, Right(random.Random(0)), length, 1000, lambda rows, context: cost)
+    b = Batcher(BlockPool(300), SIZE, 4, BUDGET, 1000, {EOS}, BatchRules(True, groups=groups, speculator=speculator))
+    one = request("a", list(range(1, 10)), max_tokens=tokens)
     b.add(0, one)
     for r in b.loads(0, 4):
         b.loaded(0, r)
     rows = []
     while (step := b.schedule(0)) is not None:
         (row,) = step.rows
-        rows.append((row.start, row.num_tokens, row.num_drafts, row.again, row.decodes))
-        b.commit(0, step, [verified(row)])
+        rows.append(row)
+        chosen = verified(row)
+        if row.draft:
+            speculator.verified(row.request, row.num_drafts, len(chosen) - 1)
+        b.commit(0, step, [chosen])
+    assert list(one.output_ids) == alone(list(range(1, 10)), tokens)
+    return rows
+
+
+def test_accepted_drafts_are_computed_again_by_the_next_step():
+    rows = [(row.start, row.num_tokens, row.num_drafts, row.again, row.decodes) for row in drafting(GROUPS, "fixed", 0)]
     assert rows[:4] == [(0, 9, 0, 0, False), (9, 4, 3, 0, True), (10, 7, 3, 3, True), (14, 7, 3, 3, True)]
-    assert list(one.output_ids) == alone(list(range(1, 10)), 20)
+
+
+@pytest.mark.parametrize(("token_s", "plain", "states"), [(0.55, True, False), (0.1, True, True), (2.0, False, False)])
+def test_with_states_drafts_must_pay_for_being_computed_again(token_s, plain, states):
+    """Which models get drafts: at a cost of 0.55, only one that computes accepted drafts once."""
+    assert any(row.num_drafts for row in drafting(None, "auto", token_s)) == plain
+    assert any(row.num_drafts for row in drafting(GROUPS, "auto", token_s)) == states
+
+
+def test_steps_for_comparison_are_plain():
+    """They neither have drafts nor compute any again, so what a step without drafts takes is learnt from them."""
+    costs, learnt = StepCosts(), []
+    rows = [row for row in drafting(GROUPS, "auto", 0.01, tokens=400) if row.decodes]
+    for at, row in enumerate(rows, 1):
+        before = costs.decode.regression.coefficients
+        costs.observe(Step([row]), 0.02)
+        if costs.decode.regression.coefficients != before:
+            learnt.append(at)
+    assert len(rows) > CALIBRATE_EVERY and max(row.again for row in rows) == 3
+    assert learnt == [*range(1, CALIBRATE_STEPS + 1), CALIBRATE_EVERY]
 
 
 @pytest.mark.parametrize(

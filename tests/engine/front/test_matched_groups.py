@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from cache.block import BlockGeometry
 from cache.layer_groups import LayerGroups, group_key, layer_groups
 from cache.pool.block_pool import BlockPool
-from cache.pool.borders import MAX_PLACES, Borders, borders_of
+from cache.pool.borders import MAX_BORDERS, MAX_PLACES, Borders, borders_of
 from engine.core.batcher import Batcher, BatchRules
+from engine.handoff import arenas as arenas_module
 from engine.handoff.arenas import Arenas
 from sched.gossip.digest import CuckooDigest, assemble, key64
 from sched.gossip.holders import Holders
@@ -151,6 +153,57 @@ def test_an_arena_helps_as_far_as_its_windows_reach():
     for place in range(8, 18):
         there.forget(group_key(keys[place], 1))
     assert arenas.beyond(keys, 8) == {}
+
+
+class Asked(Holders):
+    """Records the borders of the last question."""
+
+    def reached(self, wanted: Any, among: int) -> list[tuple[int, int]]:
+        found = list(wanted)
+        self.borders = [border for border, _ in found]
+        return super().reached(found, among)
+
+
+def ending_at(depths: Any, keys: list[bytes], groups: LayerGroups) -> Asked:
+    """Nodes that hold all of the prompt up to these depths."""
+    holders, firsts = Asked(), {groups.same_window(group)[0] for group in range(1, len(groups.windows))}
+    for number, depth in enumerate(depths):
+        digest = CuckooDigest(epoch=1)
+        for key in keys[:depth]:
+            for name in (key, *(group_key(key, group) for group in firsts)):
+                digest.add(key64(name))
+        while digest.take_delta() is not None:
+            pass
+        holders.admit(f"n{number}")
+        holders.load(f"n{number}", *assemble(digest.pages()))
+    return holders
+
+
+@pytest.mark.parametrize("groups", [WINDOWS, STATES])
+def test_however_many_nodes_hold_a_prompt_the_work_of_one_question_is_bounded(groups):
+    """Each node ends at another border. The deepest ones are exact; of the others, the last border tried counts."""
+    depths = [11 + 37 * i % 120 for i in range(120)]
+    keys = keys_of([1 + i % 39 for i in range(4 * 140 + 1)])
+    holders, lines = ending_at(depths, keys, groups), 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace if frame.f_code.co_filename == arenas_module.__file__ else None
+
+    arenas = Arenas("me", lambda: holders, lambda node: True, Borders(groups, SIZE))
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = arenas.beyond(keys, 10)
+    finally:
+        sys.settrace(before)
+    assert 12 < len(holders.borders) <= MAX_BORDERS and lines < 10 * (len(depths) + MAX_BORDERS)
+    assert set(found.values()) <= {border - 10 for border in holders.borders}
+    for number, depth in enumerate(depths):
+        told = 10 + found.get(f"n{number}", 0)
+        assert told == max((border for border in holders.borders if border <= depth), default=10)
+        assert told == depth or depth <= max(depths) - MAX_BORDERS // 2
 
 
 def test_of_a_wide_window_some_places_are_asked_for():

@@ -21,22 +21,27 @@ assert WINDOWS is not None
 class Pool:
     """A pool with all blocks of group 0, and of the others those that were not lost."""
 
-    def __init__(self, groups: LayerGroups, first: int = 0) -> None:
+    def __init__(self, groups: LayerGroups, first: int = 0, dram: int = len(KEYS)) -> None:
+        """dram: of the blocks of group 0 that are asked for, how many come before the first that is only on SSD."""
         self.lost = set[tuple[int, int]]()
+        self._dram = dram
         self.asked = 0
         self._groups, self._first = groups, first
 
     async def find(self, keys: Any) -> LeadingRun:
-        return LeadingRun(len(keys), len(keys))
+        dram = min(self._dram, len(keys))
+        return LeadingRun(len(keys), dram, len(keys) - dram, 1.0 if dram < len(keys) else 0.0)
 
     async def exists_many(self, keys: Any) -> list[bool]:
         self.asked += len(keys)
         names = {group_key(KEYS[i], g): (g, i) for g in range(1, len(self._groups.windows)) for i in range(len(KEYS))}
         return [names[key] not in self.lost for key in keys]
 
+    async def leading(self, groups: LayerGroups) -> LeadingRun:
+        return await leading_run(cast(Store, self), KEYS[self._first :], groups, self._first, SIZE)
+
     async def run(self, groups: LayerGroups) -> int:
-        store = cast(Store, self)
-        return (await leading_run(store, KEYS[self._first :], groups, self._first, SIZE)).blocks
+        return (await self.leading(groups)).blocks
 
 
 @pytest.mark.parametrize("pools_ends", [False, True])
@@ -62,6 +67,31 @@ async def test_a_pool_that_lost_blocks_of_a_window_says_so(pools_ends):
 async def test_only_the_last_window_is_asked_for_if_it_is_there():
     pool = Pool(WINDOWS)
     await pool.run(WINDOWS)
+    assert pool.asked == 3 * 4
+
+
+@pytest.mark.parametrize("pools_ends", [False, True])
+async def test_what_is_in_dram_ends_where_its_windows_go_on(pools_ends):
+    """Not only the whole run, which ends on SSD: a request may fetch the part in DRAM alone, and go on there."""
+    groups = replace(WINDOWS, pools_ends=pools_ends)
+    pool = Pool(groups, dram=12)
+    assert await pool.leading(groups) == LeadingRun(20, 12, 8, 1.0)
+    for lost, left in (((3, 7), 12), ((1, 11), 11), ((2, 10), 10), ((3, 8), 8)):
+        pool.lost = {lost}
+        assert await pool.leading(groups) == LeadingRun(20, left, 8, 1.0)
+    pool.lost = {(group, place) for group in (1, 2, 3) for place in range(12)}
+    assert await pool.leading(groups) == LeadingRun(20, 0, 8, 1.0)
+
+
+async def test_with_a_part_in_dram_only_the_last_windows_of_both_are_asked_for():
+    pool = Pool(WINDOWS, dram=12)
+    await pool.leading(WINDOWS)
+    assert pool.asked == 3 * (4 + 4)
+    pool = Pool(WINDOWS, dram=18)
+    await pool.leading(WINDOWS)
+    assert pool.asked == 3 * 6, "they overlap"
+    pool = Pool(WINDOWS, dram=0)
+    await pool.leading(WINDOWS)
     assert pool.asked == 3 * 4
 
 

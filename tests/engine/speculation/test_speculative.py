@@ -155,6 +155,26 @@ def test_large_batches_and_bad_records_speculate_less():
     assert goodput_lengths([8, 8], [0.9, 0.02], VerifyCost(0.01, 0, 0, 0.001))[1] == 0
 
 
+@pytest.mark.parametrize(("rows", "rate", "token_s"), [(1, 0.80, 0.60), (32, 0.95, 0.027)])
+def test_an_accepted_draft_that_is_computed_again_costs_two_tokens(rows, rate, token_s):
+    """Of a step of one second. Drafts that pay where they are computed once would make decoding slower."""
+    cost = VerifyCost(1.0, 0, 0, token_s)
+    once = goodput_lengths([8] * rows, [rate] * rows, cost)
+    assert min(once) > 0
+    right = sum(rate**j for j in range(1, once[0] + 1))
+    assert 1 + right < 1 + rows * token_s * (once[0] + right), "with the second time"
+    assert goodput_lengths([8] * rows, [rate] * rows, cost, again=True) == [0] * rows
+
+
+def test_drafts_that_are_computed_again_may_pay():
+    def speed(count: int) -> float:
+        right = sum(0.9**j for j in range(1, count + 1))
+        return (1 + right) / (1 + 0.2 * (count + right))
+
+    (found,) = goodput_lengths([8], [0.9], VerifyCost(1.0, 0, 0, 0.2), again=True)
+    assert found == max(range(9), key=speed) and speed(found) > 1.7
+
+
 seconds = st.floats(0, 0.01)
 
 
@@ -162,16 +182,20 @@ seconds = st.floats(0, 0.01)
     st.lists(st.tuples(st.integers(0, 6), st.floats(0.01, 1.0)), min_size=1, max_size=5),
     st.builds(VerifyCost, st.floats(1e-3, 0.1), seconds, seconds, seconds),
     seconds,
+    st.booleans(),
 )
-def test_the_lengths_promise_at_least_what_no_drafts_and_full_ones_of_all_worthy_rows_do(rows, cost, draft_seconds):
+def test_the_lengths_promise_at_least_what_no_drafts_and_full_ones_of_all_worthy_rows_do(
+    rows, cost, draft_seconds, again
+):
     most, rates = [m for m, _ in rows], [r for _, r in rows]
 
     def speed(counts: list[int]) -> float:
         expected = sum(sum(rate**j for j in range(n + 1)) for n, rate in zip(counts, rates, strict=True))
-        extra = cost.row * sum(map(bool, counts)) + cost.token * sum(counts) + draft_seconds * max(counts)
+        tokens = sum(counts) + again * (expected - len(counts))
+        extra = cost.row * sum(map(bool, counts)) + cost.token * tokens + draft_seconds * max(counts)
         return expected / (cost.plain + extra + (cost.step if any(counts) else 0))
 
-    counts = goodput_lengths(most, rates, cost, draft_seconds)
+    counts = goodput_lengths(most, rates, cost, draft_seconds, again)
     assert all(0 <= n <= m for n, m in zip(counts, most, strict=True))
     assert speed(counts) >= speed([0] * len(most)) * (1 - 1e-9)
     if any(counts):
