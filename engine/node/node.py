@@ -25,6 +25,7 @@ from cache.store.job import MESSAGE_BYTES
 from cache.store.objects import Objects
 from cache.store.options import StoreOptions
 from cache.store.store import Store
+from engine.checkpoint.gguf.header import forget_header
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
@@ -333,6 +334,7 @@ class Node:
                 engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
             finally:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
+        forget_header()
         self.measures.phase("weights")
         self.serving.weight_dtype = loaded.weight_dtype
         borders = borders_of(self.geometry)

@@ -5,9 +5,10 @@
 
 A node of the embedded model is started --rounds times: from the start of its process to its ready line, and to the
 first token of the first request. The first start converts weights and compiles kernels if necessary, so it is shown
-separately; the others are warm. The same for --tensor-parallel-size 3, which divides the model's heads (gloo on this
-host, at least one thread each: with fewer than 3 cores they wait for each other). Each node also reports the time to
-first token of a 512-token prompt and the time per token of one stream.
+separately; the others are warm, and have their bytecode even if PYTHONDONTWRITEBYTECODE is set. The same for
+--tensor-parallel-size 3, which divides the model's heads (gloo on this host, at least one thread each: with fewer than
+3 cores they wait for each other). Each node also reports the time to first token of a 512-token prompt and the time per
+token of one stream.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lab.bench.common.latency import tpot_s
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource
 from lab.flag_types import positive
-from lab.launch.cluster import LocalCluster
+from lab.launch.cluster import LocalCluster, Processes
 
 RANKS = (1, 3)
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
@@ -61,7 +62,9 @@ async def start(ranks: int, run_dir: Path, seed: int) -> tuple[Start, dict[str, 
     """Starts one node and sends requests to it. Raises Unreachable when a request fails."""
     begun = time.monotonic()
     node_flags = ("--kv-cache-bytes", "400M", "--tensor-parallel-size", str(ranks))
-    async with LocalCluster("mixed=1", node_flags, run_dir=run_dir) as cluster, aiohttp.ClientSession() as session:
+    processes = Processes({"PYTHONDONTWRITEBYTECODE": ""})
+    made = LocalCluster("mixed=1", node_flags, run_dir=run_dir, processes=processes)
+    async with made as cluster, aiohttp.ClientSession() as session:
         node = cluster.nodes[0]
         client = await greedy_client(session, "node", node.url)
         source = TokenSource(seed, 32_000)

@@ -22,6 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from cache.block import BlockGeometry
 from engine.checkpoint.gguf.config import from_gguf
 from engine.checkpoint.gguf.file import GGUFFile
+from engine.checkpoint.gguf.header import forget_header
 from engine.checkpoint.hf_config import from_hf
 from engine.checkpoint.model_source import _fingerprint as fingerprint
 from engine.checkpoint.model_source import describe, no_model
@@ -267,6 +268,19 @@ def test_gguf_metadata(tiny_gguf):
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_size) == (2, 4, 2, 64)
     assert (config.vocab_size, config.eos_token_ids, config.bos_token_id) == (tiny_gguf.num_tokens, (1,), 0)
     assert config.tie_word_embeddings and config.dtype == "float32" and config.rope_scaling is None
+
+
+def test_a_header_that_was_read_is_known_by_its_bytes_alone(tiny_gguf):
+    path = tiny_gguf()
+    with GGUFFile(path) as first, GGUFFile(path) as again:
+        assert first.metadata is again.metadata
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"llama.block_count", b"llama.block_kount"))  # the same size, perhaps the same time
+    with GGUFFile(path) as other:
+        assert "llama.block_kount" in other.metadata and "llama.block_count" not in other.metadata
+    forget_header()
+    with GGUFFile(path) as last:
+        assert last.metadata == other.metadata and last.metadata is not other.metadata
 
 
 def test_gguf_linear_scaling(tiny_gguf):
