@@ -79,7 +79,7 @@ class LentSlots:
             return False
         one, row = self._borrowed.get(home), None
         known = self._routes.memory_of(home)
-        if one is not None and known is not None and known[2] is one.arena:
+        if one is not None and one.loans.mood != CLOSED and known is not None and known[2] is one.arena:
             row = one.claim()
         if one is None or row is None or self._code is None:
             self._ask(home)

@@ -80,7 +80,7 @@ class StoreServer:
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
-        self.lending = Lending(channel, transfer, local, self._entered)
+        self.lending = Lending(channel, transfer, local, self._entered, self._passed_on)
         self.settle = self.lending.settle
         for kind, handler in (
             (messages.HAS, typed(messages.Has, self._has)),
@@ -112,7 +112,6 @@ class StoreServer:
     def _entered(self, key: BlockKey) -> None:
         """A process of this host has added a named value."""
         self._granting.stored(key, repair=False)
-        self._passed_on.discard(key)
         self.copies.own([key])
 
     # --- messages
@@ -266,6 +265,11 @@ class StoreServer:
         the writer takes the other blocks to the next member."""
         now = loop_time()
         answers = self._granting.grant(now, keys, offer)
+        if offer.divert and len(answers) < len(keys) and self.lending.pause():
+            for slot in answers:
+                if slot >= 0:
+                    self._local.reservations.abandon(slot)
+            answers = self._granting.grant(now, keys, offer)  # some of the keys may be here now
         if offer.ttl_ms:
             granted = [key for key, answer in zip(keys, answers, strict=False) if answer >= 0]
             self.copies.arrived(now, granted, offer.ttl_ms / 1000)

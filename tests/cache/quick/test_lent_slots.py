@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+from contextlib import suppress
 from ctypes import addressof, c_char
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from cache.quick.quick_put import QuickPut
 from cache.quick.routes import Routes
 from cache.store.options import StoreOptions
 from cache.store.store import Store
-from cache.tiers.local_store import LocalStore
+from cache.tiers.local_store import LocalStore, NoSpace
 from net.channel.channel import Channel
 from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
@@ -201,6 +202,57 @@ async def test_a_put_that_is_done_comes_before_one_that_still_arrives(pool):
     home.local._slots._arena.memory(slot)[:5] = b"other"
     home.local.commit(key_of(1), slot, checksum(b"other"), 5)
     assert await pool.far.store.get(key_of(1)) == block_of(1)
+
+
+def fill(home):
+    """Take all the room of a home; returns the slots."""
+    slots = []
+    with suppress(NoSpace):
+        while True:
+            slots.append(home.local.reservations.reserve(os.urandom(16)))
+    return slots
+
+
+async def test_no_lent_slots_are_filled_while_values_are_at_another_home(pool):
+    """A home without room has sent a writer on: a later value of that key must not enter here."""
+    home = pool.homes[home_of(1)]
+    taken = fill(home)
+    assert await pool.far.store.put(key_of(1), b"first" * 100)
+    assert home.local.contains(key_of(1)) is None
+    for slot in taken:
+        home.local.reservations.abandon(slot)
+    await pool.put([1])
+    assert pool.asked != [], "the home was asked"
+    assert await pool.far.store.get(key_of(1)) == b"first" * 100
+    assert not await pool.far.store.put(key_of(1), b"third" * 100)
+    assert await pool.far.store.remove(key_of(1))
+    other = pool.homes[next(name for name in HOMES if name != home.node_id)]
+    assert other.local.contains(key_of(1)) is None
+    home.store._share._passed_on.discard(key_of(1))  # the repair does it, once the home has the value
+    async with asyncio.timeout(20):
+        while home.lending._rows.mood == CLOSED:
+            await pool.put([1])
+            await asyncio.sleep(0.05)
+
+
+async def test_what_is_announced_before_a_home_sends_writers_on_comes_first(pool, monkeypatch):
+    monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)
+    await asyncio.sleep(0.01)
+    home = pool.homes[home_of(1)]
+    share, taken, grant = home.store._share, fill(home), home.store._share._granting.grant
+
+    def late(*question):
+        """Between the home's look and its answer."""
+        monkeypatch.setattr(share._granting, "grant", grant)
+        answers = grant(*question)
+        assert pool.put_now([1]) == {1}
+        return answers
+
+    monkeypatch.setattr(share._granting, "grant", late)
+    assert not await pool.far.store.put(key_of(1), b"second" * 100)
+    assert await pool.far.store.get(key_of(1)) == block_of(1)
+    for slot in taken:
+        home.local.reservations.abandon(slot)
 
 
 async def test_values_of_every_size(pool):
