@@ -154,7 +154,12 @@ class Commit:
 class Committed:
     """The answer to COMMIT."""
 
-    stored: int  # blocks
+    present: Sequence[int] = ()  # positions in the lease: not stored, because their keys got a value meanwhile
+
+    def check(self, asked: int) -> Committed:
+        """This. Raises RemoteError when it is none about `asked` blocks."""
+        all_about(self.present, asked)
+        return self
 
 
 @dataclass(slots=True)

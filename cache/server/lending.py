@@ -186,9 +186,8 @@ class Lending:
             return
         try:
             # One that is passed on was announced after `pause`: its borrower has seen that, and asks.
-            if not self._passed_on.has(loop_time(), one.key) and self._local.reservations.enter_lent(
-                one.key, slot, one.checksum, one.length
-            ):
+            asks = self._passed_on.has(loop_time(), one.key)
+            if not asks and self._local.reservations.enter_lent(one.key, slot, one.checksum, one.length):
                 self._stored(one.key)
         except ValueError as error:
             log.warning("a process of this host announced an impossible block: %s", error)

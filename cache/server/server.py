@@ -37,7 +37,7 @@ from cache.homes.repair import Hints
 from cache.messages import BlocksRead, Committed, Look, Pinned, Removed, Reserved, Taken
 from cache.offer import Offer
 from cache.pool.policy import PLAIN
-from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
+from cache.protocol import ABSENT, ELSEWHERE, PRESENT, Deadlines, split_keys
 from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
@@ -212,13 +212,15 @@ class StoreServer:
         body.offer.check(len(keys))
         answers = await self.room(keys, body.offer)
         rows = []
-        for key, slot, length, block_checksum in zip(keys, answers, lengths, body.checksums, strict=False):
+        rooms = zip(keys, answers, lengths, body.checksums, strict=False)
+        for at, (key, slot, length, block_checksum) in enumerate(rooms):
             if slot >= 0 and arena is not None:
                 arena.memory(slot)[:length] = data[start : start + length]
-                rows.append((key, slot, block_checksum, length))
+                rows.append((at, key, slot, block_checksum, length))
             start += length
-        for key, slot, block_checksum, length in reversed(rows):  # as in _commit
-            self.stored(key, slot, block_checksum, length, body.offer)
+        for at, key, slot, block_checksum, length in reversed(rows):  # as in _commit
+            if not self.stored(key, slot, block_checksum, length, body.offer):
+                answers[at] = PRESENT
         return self.taken(answers, len(keys))
 
     async def _unpin(self, peer: str, body: messages.Unpin, data: memoryview) -> None:
@@ -289,23 +291,27 @@ class StoreServer:
         try:
             if not lease.writes or not len(left) == len(body.checksums) == len(lengths):
                 raise ValueError(f"not one checksum, and one length if any, for each of {len(left)} slots")
-            rows = list(zip(lease.keys, lease.slots, body.checksums, lengths, strict=True))
-            for key, slot, block_checksum, length in reversed(rows):
+            rows = list(enumerate(zip(lease.keys, lease.slots, body.checksums, lengths, strict=True)))
+            present = []
+            for at, (key, slot, block_checksum, length) in reversed(rows):
                 # A prompt's last block first: among equals, the block that becomes evictable first is evicted first.
-                self.stored(key, slot, block_checksum, length, lease.offer)
+                if not self.stored(key, slot, block_checksum, length, lease.offer):
+                    present.append(at)
                 left.pop()
         except ValueError as error:
             self._leases.give_back(left, writes=lease.writes)
             raise BodyError(str(error)) from None
-        return Committed(len(rows))
+        return Committed(present)
 
-    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, offer: Offer) -> None:
-        """Raises ValueError for an impossible length."""
-        self._local.commit(key, slot, block_checksum, length)
+    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, offer: Offer) -> bool:
+        """The block of a slot has arrived. Returns False if another one of its key has come meanwhile, and stays.
+        Raises ValueError for an impossible length."""
+        entered = self._local.commit(key, slot, block_checksum, length)
         self._granting.stored(key, offer.repair)
         self._passed_on.discard(key)
         if offer.owner:
             self.hints.add(key, offer.owner)
+        return entered
 
     async def _remove(self, peer: str, body: Nothing, data: memoryview) -> Removed:
         keys = split_keys(data)

@@ -91,10 +91,11 @@ class Reservations:
             self._usage.changed(COMING, key, True)
         return slot
 
-    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool:
+    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool | None:
         """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
-        Returns whether to keep it: `keep` of the reservation, or whether the replaced block was kept. Raises ValueError
-        without a reservation or for an impossible length. A block that was lent and filled meanwhile stays."""
+        Returns whether to keep it: `keep` of the reservation, or whether the replaced block was kept. Returns None if a
+        block that was lent and filled meanwhile stays in its place. Raises ValueError without a reservation or for an
+        impossible length."""
         reserved, facts, keep, over = self._reserved.get(slot, (None, PLAIN, False, False))
         if reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
@@ -105,7 +106,7 @@ class Reservations:
             keep = self._displace(key) or keep
         elif self._tier_of(key) is not None:
             self.abandon(slot)
-            return False
+            return None
         self._enter(key, slot, block_checksum, length, facts)
         self.abandon(slot)
         return keep

@@ -15,7 +15,9 @@ import pytest
 from cache.arena import Arena, checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.index.loans import ASLEEP, CLOSED, LENT
-from cache.protocol import Deadlines
+from cache.messages import Take, Write
+from cache.offer import Offer
+from cache.protocol import STORED, Deadlines
 from cache.quick.quick_get import QuickGet
 from cache.quick.quick_put import QuickPut
 from cache.quick.routes import Routes
@@ -202,6 +204,56 @@ async def test_a_put_that_is_done_comes_before_one_that_still_arrives(pool):
     home.local._slots._arena.memory(slot)[:5] = b"other"
     home.local.commit(key_of(1), slot, checksum(b"other"), 5)
     assert await pool.far.store.get(key_of(1)) == block_of(1)
+
+
+LATE = [key_of(i) for i in range(1, 99) if home_of(i) == "a"][:2]
+
+
+async def put_late(pool):
+    return [await pool.far.store.put(key, b"late" * 100, pin=True) for key in LATE]
+
+
+async def write_late(pool):
+    body = Write([400] * 2, [checksum(b"late" * 100)] * 2, Offer(decide=True))
+    taken = await pool.far.store._calls.write("a", LATE, [b"late" * 100] * 2, body)
+    return [answer == STORED for answer in taken.slots]
+
+
+async def reserve_late(pool):
+    with pool.far.store._calls.ticket("a") as ticket:
+        await pool.far.store._calls.reserve("a", LATE, ticket, Offer(decide=True))
+        late = await pool.far.store._calls.commit("a", [checksum(bytes(400))] * 2, ticket, [400] * 2)
+    return [at not in late for at in range(2)]
+
+
+async def take_late(pool):
+    taken, offer = None, Offer(decide=True)
+    with pool.node.store.marks().mark() as mark:
+        take = Take(b"".join(LATE), SLOT, "kv", [0, SLOT], mark, [400] * 2, offer=offer)
+        async with asyncio.timeout(20):
+            while taken is None or not taken.mapped:
+                taken = await pool.node.store._calls.take("a", take, 2)
+                await asyncio.sleep(0.01)
+    assert len(taken.checksums) == 1
+    return [answer == STORED for answer in taken.slots]
+
+
+@pytest.mark.parametrize("put", [put_late, write_late, reserve_late, take_late])
+async def test_a_put_whose_bytes_arrive_after_another_value_is_told_so(pool, put, monkeypatch):
+    local = pool.homes["a"].local
+    commit = local.commit
+
+    def late(key, *rest):
+        if key == LATE[0] and local.contains(key) is None:
+            slot = local.reservations.lend()
+            local._slots._arena.memory(slot)[:4] = b"lent"
+            assert local.reservations.enter_lent(key, slot, checksum(b"lent"), 4)
+            local.reservations.take_back(slot)
+        return commit(key, *rest)
+
+    monkeypatch.setattr(local, "commit", late)
+    assert await put(pool) == [False, True]
+    assert await pool.far.store.get(LATE[0]) == b"lent"
 
 
 def fill(home):
