@@ -63,7 +63,7 @@ class Borrowed:
 
 
 class LentSlots:
-    """Any thread may call."""
+    """Any thread may call. Create it on the event loop."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
@@ -71,6 +71,7 @@ class LentSlots:
         self._ask_after: dict[str, float] = {}
         self._code: LoanWrite | None = None
         self._usable = True
+        routes.on_forget(self._forget)
 
     def put(self, home: str, key: BlockKey, pieces: Sequence[memoryview], nbytes: int) -> bool:
         """Whether the block, `nbytes` in writable pieces of memory, is at the home now. If not, it may still be: put it
@@ -128,6 +129,11 @@ class LentSlots:
         except (NotCompiled, ValueError) as error:
             self._usable = False
             log.info("puts to homes on this host take two copies: %s", error)
+
+    def _forget(self, home: str) -> None:
+        """On the event loop. A thread that fills a slot of the lost home keeps its memory mapped until it ends."""
+        self._borrowed.pop(home, None)
+        self._ask_after.pop(home, None)
 
     def close(self) -> None:
         """No call may run."""

@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from ctypes import addressof, c_char
 from pathlib import Path
@@ -434,6 +435,22 @@ async def test_slots_of_a_lost_client_return_when_it_cannot_write_any_more(pool)
             await asyncio.sleep(0.01)
     assert home.local.contains(key_of(1)) == "dram", "what it announced until then is here"
     assert await pool.far.store.get(key_of(1)) == block_of(1)
+
+
+async def test_the_memory_of_a_lost_home_is_not_kept(pool):
+    """Also if a thread copies when the loss is seen."""
+    home, one = pool.homes["a"], pool.putter._lent._borrowed["a"]
+    loans, arena, mapping = weakref.ref(one.loans), weakref.ref(one.arena), weakref.ref(one.arena._mapping)
+    copying = one.arena.memory[:0]
+    del one
+    await home.transfer.close()
+    await home.channel.close()
+    async with asyncio.timeout(20):
+        while loans() is not None or arena() is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert mapping() is not None
+    copying.release()
+    assert mapping() is None
 
 
 async def killed(*ports):
