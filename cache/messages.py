@@ -154,11 +154,11 @@ class Commit:
 class Committed:
     """The answer to COMMIT."""
 
-    present: Sequence[int] = ()  # positions in the lease: not stored, because their keys got a value meanwhile
+    answers: Sequence[int]  # per slot of the lease: STORED, or the reason if the key has got another value meanwhile
 
     def check(self, asked: int) -> Committed:
         """This. Raises RemoteError when it is none about `asked` blocks."""
-        all_about(self.present, asked)
+        one_each(asked, self.answers)
         return self
 
 

@@ -130,8 +130,8 @@ class Arriving:
             raise
         rows = list(enumerate(zip(self._keys, self._slots, checksums, self._lengths, strict=False)))
         for at, (key, slot, block_checksum, length) in reversed(rows):  # in StoreServer's order
-            if slot >= 0 and not self._share.stored(key, slot, block_checksum, length, self._offer):
-                self._slots[at] = PRESENT
+            if slot >= 0:
+                self._slots[at] = self._share.stored(key, slot, (block_checksum, length), self._offer)
         return Answer(encode(self._share.taken(self._slots, len(self._keys))))
 
     def drop(self) -> None:

@@ -37,7 +37,7 @@ from cache.homes.repair import Hints
 from cache.messages import BlocksRead, Committed, Look, Pinned, Removed, Reserved, Taken
 from cache.offer import Offer
 from cache.pool.policy import PLAIN
-from cache.protocol import ABSENT, ELSEWHERE, PRESENT, Deadlines, split_keys
+from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
 from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
@@ -219,8 +219,7 @@ class StoreServer:
                 rows.append((at, key, slot, block_checksum, length))
             start += length
         for at, key, slot, block_checksum, length in reversed(rows):  # as in _commit
-            if not self.stored(key, slot, block_checksum, length, body.offer):
-                answers[at] = PRESENT
+            answers[at] = self.stored(key, slot, (block_checksum, length), body.offer)
         return self.taken(answers, len(keys))
 
     async def _unpin(self, peer: str, body: messages.Unpin, data: memoryview) -> None:
@@ -286,32 +285,31 @@ class StoreServer:
         lease = self._leases.take(peer, body.lease)
         if lease is None:
             raise RemoteError("the reservation has expired", "expired")
-        left: list[int] = list(lease.slots)
-        lengths = body.lengths or [-1] * len(left)
+        left, arena = list(lease.slots), self._local.arena
+        lengths = body.lengths or [0 if arena is None else arena.slot_bytes] * len(left)
         try:
             if not lease.writes or not len(left) == len(body.checksums) == len(lengths):
                 raise ValueError(f"not one checksum, and one length if any, for each of {len(left)} slots")
-            rows = list(enumerate(zip(lease.keys, lease.slots, body.checksums, lengths, strict=True)))
-            present = []
-            for at, (key, slot, block_checksum, length) in reversed(rows):
+            contents = zip(body.checksums, lengths, strict=True)
+            answers = []
+            for key, slot, content in reversed(list(zip(lease.keys, lease.slots, contents, strict=True))):
                 # A prompt's last block first: among equals, the block that becomes evictable first is evicted first.
-                if not self.stored(key, slot, block_checksum, length, lease.offer):
-                    present.append(at)
+                answers.append(self.stored(key, slot, content, lease.offer))
                 left.pop()
         except ValueError as error:
             self._leases.give_back(left, writes=lease.writes)
             raise BodyError(str(error)) from None
-        return Committed(present)
+        return Committed(answers[::-1])
 
-    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, offer: Offer) -> bool:
-        """The block of a slot has arrived. Returns False if another one of its key has come meanwhile, and stays.
-        Raises ValueError for an impossible length."""
-        entered = self._local.commit(key, slot, block_checksum, length)
+    def stored(self, key: BlockKey, slot: int, content: Content, offer: Offer) -> int:
+        """The block of a slot has arrived. Returns STORED, or the answer if another one of its key has come meanwhile
+        and stays. Raises ValueError for an impossible length."""
+        answer = self._granting.arrived(key, slot, content, copy=offer.contents is not None)
         self._granting.stored(key, offer.repair)
         self._passed_on.discard(key)
         if offer.owner:
             self.hints.add(key, offer.owner)
-        return entered
+        return answer
 
     async def _remove(self, peer: str, body: Nothing, data: memoryview) -> Removed:
         keys = split_keys(data)

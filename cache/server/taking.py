@@ -18,7 +18,7 @@ from cache.block_copy import BlockCopy
 from cache.checked_copy import CheckedCopier, Copy
 from cache.copy_threads import CopyThreads
 from cache.messages import TAKE, Take, TakenThere
-from cache.protocol import PRESENT, split_keys
+from cache.protocol import STORED, split_keys
 from cache.server.peer_regions import PeerRegions
 from cache.server.server import StoreServer
 from cache.stable_marks import MARKS_REGION, holds
@@ -150,9 +150,9 @@ class Taking:
             sums = [UNCHECKED] * len(positions)
         answers, checksums = [min(0, slot) for slot in slots], list(sums)
         for at, position in reversed(list(enumerate(positions))):  # in StoreServer's order
-            row = job.keys[position], slots[position], sums[at], job.lengths[position], take.offer
-            if not self._share.stored(*row):
-                answers[position] = PRESENT
+            content = sums[at], job.lengths[position]
+            answers[position] = self._share.stored(job.keys[position], slots[position], content, take.offer)
+            if answers[position] != STORED:
                 del checksums[at]
         return TakenThere(answers, checksums, self._share.why_short(slots, len(job.keys)))
 

@@ -253,12 +253,12 @@ class Calls:
             self._channel.post(home, messages.FILLED, {})
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> list[int]:
-        """Tell the home that all reserved blocks are written; returns the positions of those that it does not store,
-        because their keys got a value meanwhile."""
+        """Tell the home that all reserved blocks are written. Returns an answer for each: STORED, or the reason why the
+        home does not store it after all."""
         body = messages.Commit(ticket.number, checksums, lengths)
         committed = await self._call(Committed, home, messages.COMMIT, body, (), self._deadlines.control_s)
         ticket.open = False
-        return [*committed.check(len(checksums)).present]
+        return list(committed.check(len(checksums)).answers)
 
     async def ask(self, home: str, call: BulkCall, patience_s: float | None = None, priority: int = BULK) -> None:
         """A question whose blocks travel with it or with its answer. The deadline, plus the time for the question's

@@ -166,8 +166,8 @@ class Writer:
                 ends.update((p, answer) for p, answer in zip(batch, answers, strict=False) if answer < 0)
                 if granted:
                     written = [p for p, _ in granted]
-                    present = await self._write(job, target, written, [s for _, s in granted], reply, ticket)
-                    ends.update(dict.fromkeys(written, STORED) | dict.fromkeys(present, PRESENT))
+                    stored = await self._write(job, target, written, [s for _, s in granted], reply, ticket)
+                    ends.update(zip(written, stored, strict=True))
             if target.wait and not answers:
                 return
             positions = positions[len(answers) if target.wait else len(batch) :]
@@ -249,7 +249,7 @@ class Writer:
         reply: Reserved,
         ticket: Ticket,
     ) -> list[int]:
-        """Returns the positions of the blocks that the home had got meanwhile."""
+        """Returns the home's answer about each block."""
 
         async def move(part: slice) -> None:
             await self._sum(job, positions[part])
@@ -271,7 +271,7 @@ class Writer:
         await in_pieces(len(positions), job.block_bytes, move)
         lengths = [job.length(position) for position in positions] if job.lengths else ()
         sums = [job.sums[position] for position in positions]
-        return [positions[at] for at in await self._calls.commit(target.home, sums, ticket, lengths)]
+        return await self._calls.commit(target.home, sums, ticket, lengths)
 
     async def _keep(self, job: StoreCall, home: str, positions: list[int]) -> None:
         answers = await self._calls.keep(home, [job.keys[position] for position in positions])

@@ -17,8 +17,8 @@ from cache.arena import Arena, checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.index.loans import ASLEEP, CLOSED, LENT
 from cache.messages import Take, Write
-from cache.offer import Offer
-from cache.protocol import STORED, Deadlines
+from cache.offer import Contents, Offer
+from cache.protocol import OTHER, STORED, Deadlines
 from cache.quick.quick_get import QuickGet
 from cache.quick.quick_put import QuickPut
 from cache.quick.routes import Routes
@@ -223,8 +223,8 @@ async def write_late(pool):
 async def reserve_late(pool):
     with pool.far.store._calls.ticket("a") as ticket:
         await pool.far.store._calls.reserve("a", LATE, ticket, Offer(decide=True))
-        late = await pool.far.store._calls.commit("a", [checksum(bytes(400))] * 2, ticket, [400] * 2)
-    return [at not in late for at in range(2)]
+        answers = await pool.far.store._calls.commit("a", [checksum(bytes(400))] * 2, ticket, [400] * 2)
+    return [answer == STORED for answer in answers]
 
 
 async def take_late(pool):
@@ -239,22 +239,42 @@ async def take_late(pool):
     return [answer == STORED for answer in taken.slots]
 
 
+def let_pass(home, key, value, monkeypatch):
+    """A lent slot with this value is settled when other bytes of the key have arrived, right before they enter."""
+    granting, local = home.store._share._granting, home.local
+    arrived = granting.arrived
+
+    def late(arriving, *rest, **options):
+        if arriving == key and local.contains(key) is None:
+            slot = local.reservations.lend()
+            local._slots._arena.memory(slot)[: len(value)] = value
+            assert local.reservations.enter_lent(key, slot, checksum(value), len(value))
+            local.reservations.take_back(slot)
+        return arrived(arriving, *rest, **options)
+
+    monkeypatch.setattr(granting, "arrived", late)
+
+
 @pytest.mark.parametrize("put", [put_late, write_late, reserve_late, take_late])
 async def test_a_put_whose_bytes_arrive_after_another_value_is_told_so(pool, put, monkeypatch):
-    local = pool.homes["a"].local
-    commit = local.commit
-
-    def late(key, *rest):
-        if key == LATE[0] and local.contains(key) is None:
-            slot = local.reservations.lend()
-            local._slots._arena.memory(slot)[:4] = b"lent"
-            assert local.reservations.enter_lent(key, slot, checksum(b"lent"), 4)
-            local.reservations.take_back(slot)
-        return commit(key, *rest)
-
-    monkeypatch.setattr(local, "commit", late)
+    let_pass(pool.homes["a"], LATE[0], b"lent", monkeypatch)
     assert await put(pool) == [False, True]
     assert await pool.far.store.get(LATE[0]) == b"lent"
+
+
+@pytest.mark.parametrize("lesser", ["copy", "lent"])
+async def test_a_copy_that_arrives_after_another_value_is_compared_with_it(pool, lesser, monkeypatch):
+    """In whatever order the values of two homes meet, the same one stays. It keeps the pin of the key."""
+    values = sorted([b"one" * 100, b"two" * 100], key=lambda value: (checksum(value), len(value)))
+    lent, copy = values if lesser == "lent" else values[::-1]
+    home, total = pool.homes["a"], checksum(copy)
+    let_pass(home, LATE[0], lent, monkeypatch)
+    offer = Offer(repair=True, kept=[True], contents=Contents([total], [len(copy)]))
+    taken = await pool.far.store._calls.write("a", LATE[:1], [copy], Write([len(copy)], [total], offer))
+    assert taken.slots == ([OTHER] if lesser == "lent" else [STORED])
+    assert await pool.far.store.get(LATE[0]) == values[0]
+    assert home.local.is_kept(LATE[0])
+    home.local.check_integrity()
 
 
 def fill(home):
