@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from ctypes import addressof, c_char
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from cache.homes.rendezvous import equal_members, homes
 from cache.index.loans import ASLEEP, CLOSED, LENT
 from cache.messages import Take, Write
 from cache.offer import Contents, Offer
-from cache.protocol import OTHER, STORED, Deadlines
+from cache.protocol import KEPT, OTHER, PRESENT, STORED, Deadlines
 from cache.quick.quick_get import QuickGet
 from cache.quick.quick_put import QuickPut
 from cache.quick.routes import Routes
+from cache.ssd import SsdTier
 from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore, NoSpace
@@ -51,12 +52,13 @@ def home_of(i):
 class Node:
     """A home, or a client without a share."""
 
-    def __init__(self, node_id, order, has_share):
+    def __init__(self, node_id, order, has_share, directory=None):
         self.node_id = node_id
         self.channel = Channel(node_id, {"root": ROOT.hex()}, lambda hello: None)
         self.transfer = TransferEngine(self.channel, order)
         self.arena = Region.shared(f"{node_id}-dram", SLOTS * SLOT)
-        self.local = LocalStore(Arena(self.arena, SLOT), None) if has_share else None
+        ssd = None if directory is None else SsdTier(directory / node_id, SLOT, 64 * SLOT, ROOT)
+        self.local = LocalStore(Arena(self.arena, SLOT), ssd) if has_share else None
         options = StoreOptions(block_bytes=SLOT, deadlines=Deadlines())
         self.members = list(HOMES)
         self.store = Store(
@@ -139,10 +141,11 @@ class Client:
         await self.node.close()
 
 
-@pytest.fixture
-async def pool():
-    """Two homes, a client on their host whose slots are lent, and one that reaches them by TCP only."""
-    made = [Node(name, ("shm", "tcp"), True) for name in HOMES]
+@asynccontextmanager
+async def homes_and_clients(directory=None):
+    """Two homes, with SSD tiers if there is a directory for them, a client on their host to which they lend slots, and
+    one that reaches them by TCP only."""
+    made = [Node(name, ("shm", "tcp"), True, directory) for name in HOMES]
     near, far = Node("near", ("shm", "tcp"), False), Node("far", ("tcp",), False)
     for i, node in enumerate([*made, near, far]):
         await node.start([*made, near, far][:i])
@@ -156,6 +159,12 @@ async def pool():
         await node.close()
 
 
+@pytest.fixture
+async def pool():
+    async with homes_and_clients() as made:
+        yield made
+
+
 async def test_a_put_asks_nobody_and_every_question_finds_it(pool):
     some = list(range(6))
     assert await pool.put(some) == set(some)
@@ -167,6 +176,36 @@ async def test_a_put_asks_nobody_and_every_question_finds_it(pool):
     assert await pool.get(some) == {}
 
 
+async def take(pool, keys, offer):
+    """The answer to TAKE of a client that puts 400 zeros under each of two keys, once the home maps its memory."""
+    with pool.node.store.marks().mark() as mark:
+        body = Take(b"".join(keys), SLOT, "kv", [0, SLOT], mark, [400] * 2, offer=offer)
+        async with asyncio.timeout(20):
+            while not (taken := await pool.node.store._calls.take("a", body, 2)).mapped:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    return taken
+
+
+OURS = [i for i in range(1, 99) if home_of(i) == "a"][:2]
+LATE = [key_of(i) for i in OURS]
+
+
+async def second_put(pool, key):
+    return not await pool.far.store.put(key, b"x")
+
+
+async def second_take(pool, key):
+    return (await take(pool, [key, LATE[1]], Offer(decide=True))).slots == [PRESENT, STORED]
+
+
+async def pinned(pool, key):
+    return await pool.far.store._calls.keep("a", [key]) == [KEPT]
+
+
+async def told(pool, key):
+    return pool.homes["a"].store.stats() and pool.homes["a"].local.contains(key)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -176,15 +215,31 @@ async def test_a_put_asks_nobody_and_every_question_finds_it(pool):
         lambda pool, key: pool.far.store.keys_of_homes(key[:4]),
         lambda pool, key: pool.far.store.outsets([key], 8),
         lambda pool, key: pool.node.store.get(key),
+        second_put,
+        second_take,
+        pinned,
+        told,
     ],
-    ids=["has", "get", "remove", "list", "outsets", "loop"],
+    ids=["has", "get", "remove", "list", "outsets", "loop", "put", "take", "keep", "stats"],
 )
 async def test_each_kind_of_question_finds_what_was_just_announced(pool, ask, monkeypatch):
     monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)  # no home looks on its own
     await asyncio.sleep(0.01)  # nor does a timer that was set before
-    assert await pool.put([1]) == {1}
+    assert await pool.put(OURS[:1]) == {OURS[0]}
     assert pool.asked == []
-    assert await ask(pool, key_of(1))
+    assert await ask(pool, LATE[0])
+
+
+async def test_what_was_just_announced_is_made_durable(tmp_path, monkeypatch):
+    async with homes_and_clients(tmp_path) as pool:
+        monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)
+        await asyncio.sleep(0.01)
+        assert await pool.put(OURS[:1]) == {OURS[0]}
+        assert await pool.far.store._calls.durable("a", LATE[:1]) == ([True], "")
+        assert await pool.put(OURS[1:]) == {OURS[1]}
+        await pool.far.store._calls.flush("a")
+        assert pool.homes["a"].local.ssd.contains(LATE[1])
+        assert pool.asked == []
 
 
 async def test_the_first_value_stays_in_whatever_way_the_second_comes(pool):
@@ -207,9 +262,6 @@ async def test_a_put_that_is_done_comes_before_one_that_still_arrives(pool):
     assert await pool.far.store.get(key_of(1)) == block_of(1)
 
 
-LATE = [key_of(i) for i in range(1, 99) if home_of(i) == "a"][:2]
-
-
 async def put_late(pool):
     return [await pool.far.store.put(key, b"late" * 100, pin=True) for key in LATE]
 
@@ -228,13 +280,7 @@ async def reserve_late(pool):
 
 
 async def take_late(pool):
-    taken, offer = None, Offer(decide=True)
-    with pool.node.store.marks().mark() as mark:
-        take = Take(b"".join(LATE), SLOT, "kv", [0, SLOT], mark, [400] * 2, offer=offer)
-        async with asyncio.timeout(20):
-            while taken is None or not taken.mapped:
-                taken = await pool.node.store._calls.take("a", take, 2)
-                await asyncio.sleep(0.01)
+    taken = await take(pool, LATE, Offer(decide=True))
     assert len(taken.checksums) == 1
     return [answer == STORED for answer in taken.slots]
 
