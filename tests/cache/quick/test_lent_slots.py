@@ -15,7 +15,7 @@ import pytest
 
 from cache.arena import Arena, checksum
 from cache.homes.rendezvous import equal_members, homes
-from cache.index.loans import ASLEEP, CLOSED, LENT
+from cache.index.loans import ASLEEP, CLOSED, LENT, LOANS_BYTES
 from cache.messages import Take, Write
 from cache.offer import Contents, Offer
 from cache.protocol import KEPT, OTHER, PRESENT, STORED, Deadlines
@@ -372,6 +372,68 @@ async def test_what_is_announced_before_a_home_sends_writers_on_comes_first(pool
     assert await pool.far.store.get(key_of(1)) == block_of(1)
     for slot in taken:
         home.local.reservations.abandon(slot)
+
+
+def no_hold(pool, lent, monkeypatch):
+    monkeypatch.setattr(pool.routes, "hold", lambda home: None)
+
+
+def not_mapped(pool, lent, monkeypatch):
+    for one in lent._borrowed.values():
+        memory = one.arena.memory[:0]
+        memory.release()
+        monkeypatch.setattr(one.arena, "memory", memory)
+
+
+def outside(pool, lent, monkeypatch):
+    monkeypatch.setattr("cache.quick.lent_slots.Borrowed.target", lambda *asked: None)
+
+
+def broken(pool, lent, monkeypatch):
+    monkeypatch.setattr(lent, "_code", None)
+
+
+def raises(pool, lent, monkeypatch):
+    def fill(*asked):
+        raise MemoryError
+
+    monkeypatch.setattr(lent._code, "fill", fill)
+
+
+@pytest.mark.parametrize("fail", [no_hold, not_mapped, outside, broken, raises])
+async def test_a_put_that_fails_costs_no_slot(pool, fail, monkeypatch):
+    lent = pool.putter._lent
+    with monkeypatch.context() as failing:
+        fail(pool, lent, failing)
+        for i in range(64):
+            with suppress(MemoryError):
+                assert not lent.put(home_of(i), key_of(i), [memoryview(bytearray(SLOT))], SLOT)
+    some = list(range(6))
+    assert await pool.put(some) == set(some)
+    assert pool.asked == []
+
+
+@pytest.mark.parametrize("odd", ["loans", "slots"])
+async def test_a_home_of_another_form_keeps_no_other_from_lending(pool, odd, monkeypatch):
+    lent, views = pool.putter._lent, pool.node.store.same_host._views
+    async with asyncio.timeout(20):
+        while pool.routes._borrowing:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    if odd == "slots":
+        monkeypatch.setattr(views["a"].blocks, "slot_bytes", SLOT // 2)
+    else:
+        monkeypatch.setattr("cache.index.loans.LOANS_BYTES", 64)
+    lent._borrowed.clear()
+    with Region.shared("store-loans", LOANS_BYTES) as region:
+        lent._answered("a", (region, 0))
+    monkeypatch.undo()
+    assert lent._borrowed == {}
+    numbers = iter(range(100, 10_000))
+    async with asyncio.timeout(20):
+        while "b" not in lent._borrowed:
+            await pool.put([next(numbers)])
+            await asyncio.sleep(0.05)
+    assert "a" not in lent._borrowed, "it is not asked again for a while"
 
 
 async def test_values_of_every_size(pool):
