@@ -194,8 +194,8 @@ class Lending:
         self._local.reservations.take_back(slot)
 
     def _fill(self, rows: Loans, loan: Loan) -> None:
-        """Lend slots in free rows: a borrower gets half of what the others leave, so that one that is idle keeps no
-        other from borrowing."""
+        """Lend slots in free rows: a borrower gets half of what the others leave. So an idle one leaves room for the
+        next ones, but each of these gets less, and some ten idle ones leave nothing."""
         if rows.mood == CLOSED:
             return
         left = self._most - len(self) + len(loan.slots)

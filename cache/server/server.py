@@ -346,8 +346,8 @@ class StoreServer:
     # --- accounts and life
 
     def stats(self) -> dict[str, int]:
-        """Open leases, leases that ended by their deadline, blocks kept for other homes, and copies whose content
-        differed from this home's, and slots that processes of this host may fill. What they announced counts."""
+        """Open leases, leases that ended by their deadline, blocks kept for other homes, hot and parked blocks, copies
+        whose content differed from this home's, and slots that processes of this host may fill (no announced ones)."""
         self.settle()
         return {
             "leases": len(self._leases),
