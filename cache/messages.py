@@ -154,7 +154,12 @@ class Commit:
 class Committed:
     """The answer to COMMIT."""
 
-    stored: int  # blocks
+    answers: Sequence[int]  # per slot of the lease: STORED, or the reason if the key has got another value meanwhile
+
+    def check(self, asked: int) -> Committed:
+        """This. Raises RemoteError when it is none about `asked` blocks."""
+        one_each(asked, self.answers)
+        return self
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ in what was announced, in the order of the numbers, before it answers any questi
 (cache/server/lending.py). The owner alone writes FREE and LENT.
 
 An owner that no longer looks for announcements on its own is ASLEEP: the borrower wakes it. One that is CLOSED may not
-take in what is announced now.
+take in what is announced now, so the borrower asks it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 from cache.block import KEY_BYTES, BlockKey
@@ -58,6 +59,7 @@ class Loans:
             raise ValueError(f"region {region.name!r} has {region.nbytes} bytes instead of {LOANS_BYTES}")
         self.region = region
         self._words = region.memory.cast("Q")
+        self._fence = Lock()
 
     # --- the owner
 
@@ -84,7 +86,10 @@ class Loans:
 
     @mood.setter
     def mood(self, mood: int) -> None:
+        """What is announced, but not seen in `announced` after this, has a borrower that sees this mood."""
         self._words[MOOD] = mood
+        with self._fence:  # taking a lock is a full memory barrier: no later read passes this write
+            pass
 
     def lend(self, page: int, row: int, slot: int) -> None:
         """The borrower of the page may write into the slot from now on."""

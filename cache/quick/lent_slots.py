@@ -18,11 +18,13 @@ from cache.block import BlockKey
 from cache.index.loans import ASLEEP, CLOSED, LENT, SHORT_BYTES, Loans, LoanWrite
 from cache.quick.routes import Routes
 from net.compiled import NotCompiled
+from net.transfer.common.holds import Hold
 from net.transfer.common.memory import Region
 
 log = logging.getLogger(__name__)
 
 ASK_PAUSE_S = 0.5  # between two questions for slots to a home
+ODD_PAUSE_S = 60.0  # after a home whose slots do not fit
 POPULATE_MIN = 64 << 10  # bytes, as in net/transfer/shm/transport.py
 
 
@@ -46,7 +48,7 @@ class Borrowed:
             return self._free.popleft() if self._free else None
 
     def done(self, row: int) -> None:
-        """The row was announced: it is lent again when its home says so."""
+        """If the row was announced, it is lent again when its home says so."""
         with self._lock:
             self._mine.discard(row)
 
@@ -63,7 +65,7 @@ class Borrowed:
 
 
 class LentSlots:
-    """Any thread may call."""
+    """Any thread may call. Create it on the event loop."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
@@ -71,41 +73,55 @@ class LentSlots:
         self._ask_after: dict[str, float] = {}
         self._code: LoanWrite | None = None
         self._usable = True
+        routes.on_forget(self._forget)
 
     def put(self, home: str, key: BlockKey, pieces: Sequence[memoryview], nbytes: int) -> bool:
         """Whether the block, `nbytes` in writable pieces of memory, is at the home now. If not, it may still be: put it
         with a question."""
         if not SHORT_BYTES < nbytes <= self._routes.block_bytes or any(piece.readonly for piece in pieces):
             return False
-        one, row = self._borrowed.get(home), None
-        known = self._routes.memory_of(home)
-        if one is not None and known is not None and known[2] is one.arena:
-            row = one.claim()
-        if one is None or row is None or self._code is None:
+        one, code, known = self._borrowed.get(home), self._code, self._routes.memory_of(home)
+        if one is None or code is None or known is None or known[2] is not one.arena or one.loans.mood == CLOSED:
             self._ask(home)
             return False
-        hold = self._routes.hold(home)
-        if hold is None:
+        row = one.claim()
+        if row is None:
+            self._ask(home)
             return False
         try:
-            mapped = one.arena.memory[:0]  # an exported buffer keeps the mapping
-        except ValueError:  # closed just now
-            hold.release()
-            return False
-        try:
-            target = one.target(row, self._routes.block_bytes, nbytes)
-            if target is None:
-                return False
-            places = [(addressof(c_char.from_buffer(piece)), len(piece)) for piece in pieces if len(piece)]
-            mood = self._code.fill(one.loans, one.loans.address(one.page, row), target, places, nbytes, key)
-            lost = hold.has_news()
+            hold = self._routes.hold(home)
+            mood = None if hold is None else self._fill(code, one, row, hold, key, pieces, nbytes)
         finally:
-            mapped.release()
-            hold.release()
-        one.done(row)
+            one.done(row)
         if mood == ASLEEP:
             self._routes.announced(home)
-        return mood != CLOSED and not lost
+        return mood is not None and mood != CLOSED
+
+    def _fill(
+        self,
+        code: LoanWrite,
+        one: Borrowed,
+        row: int,
+        hold: Hold,
+        key: BlockKey,
+        pieces: Sequence[memoryview],
+        nbytes: int,
+    ) -> int | None:
+        """Ends the hold. Returns the mood of the home that has the block now; None if it may be lost."""
+        try:
+            try:
+                mapped = one.arena.memory[:0]  # an exported buffer keeps the mapping
+            except ValueError:  # closed just now
+                return None
+            with mapped:
+                target = one.target(row, self._routes.block_bytes, nbytes)
+                if target is None:
+                    return None
+                places = [(addressof(c_char.from_buffer(piece)), len(piece)) for piece in pieces if len(piece)]
+                mood = code.fill(one.loans, one.loans.address(one.page, row), target, places, nbytes, key)
+                return None if hold.has_news() else mood
+        finally:
+            hold.release()
 
     def _ask(self, home: str) -> None:
         now = time.monotonic()
@@ -122,12 +138,23 @@ class LentSlots:
         one = self._borrowed.get(home)
         if one is not None and one.loans.region is region and one.page == page and one.arena is known[2]:
             return  # it has lent more
+        _, index, arena = known
         try:
+            if index.slot_bytes != self._routes.block_bytes:
+                raise ValueError(f"its slots have {index.slot_bytes} bytes instead of {self._routes.block_bytes}")
             self._code = self._code or LoanWrite()  # gets from this home have compiled it
-            self._borrowed[home] = Borrowed(Loans(region), page, known[2])
-        except (NotCompiled, ValueError) as error:
+            self._borrowed[home] = Borrowed(Loans(region), page, arena)
+        except NotCompiled as error:
             self._usable = False
             log.info("puts to homes on this host take two copies: %s", error)
+        except ValueError as error:
+            self._ask_after[home] = time.monotonic() + ODD_PAUSE_S
+            log.info("puts to %s on this host take two copies: %s", home, error)
+
+    def _forget(self, home: str) -> None:
+        """On the event loop. A thread that fills a slot of the lost home keeps its memory mapped until it ends."""
+        self._borrowed.pop(home, None)
+        self._ask_after.pop(home, None)
 
     def close(self) -> None:
         """No call may run."""

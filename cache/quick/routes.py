@@ -143,6 +143,10 @@ class Routes:
         """See cache.store.same_host.SameHost.announced."""
         self._on_loop(partial(self._store.same_host.announced, home))
 
+    def on_forget(self, callback: Callable[[str], None]) -> None:
+        """See cache.store.same_host.SameHost.on_forget."""
+        self._store.same_host.on_forget(callback)
+
     def borrow(self, home: str, ended: Callable[[tuple[Region, int] | None], None]) -> None:
         """Ask the home for lent slots; `ended` gets the answer, on the event loop."""
         self._on_loop(partial(self._start_borrowing, home, ended))

@@ -128,10 +128,10 @@ class Arriving:
         except BodyError:
             self.drop()
             raise
-        rows = list(zip(self._keys, self._slots, checksums, self._lengths, strict=False))
-        for key, slot, block_checksum, length in reversed(rows):  # in StoreServer's order
+        rows = list(enumerate(zip(self._keys, self._slots, checksums, self._lengths, strict=False)))
+        for at, (key, slot, block_checksum, length) in reversed(rows):  # in StoreServer's order
             if slot >= 0:
-                self._share.stored(key, slot, block_checksum, length, self._offer)
+                self._slots[at] = self._share.stored(key, slot, (block_checksum, length), self._offer)
         return Answer(encode(self._share.taken(self._slots, len(self._keys))))
 
     def drop(self) -> None:

@@ -4,9 +4,11 @@ A put then asks nobody: the process copies the block into a lent slot and announ
 first takes in what was announced (`settle`). A timer does the same, as long as blocks keep coming: then the SSD tier
 and readers of the index get them, and the borrowers get other slots.
 
+While keys are passed on (their writers were sent to another member, which may have a value of the key), the loans are
+CLOSED: borrowers ask, as all writers do.
+
 A borrower keeps its slots until it is lost or leaves. They return when it can write into them no more, with the blocks
-that it announced until then. All loans together take at most LENT_SHARE of the arena, and
-LENT_MAX slots.
+that it announced until then. All loans together take at most LENT_SHARE of the arena, and LENT_MAX slots.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass, field
 from cache.block import BlockKey
 from cache.index.loans import ASLEEP, AWAKE, CLOSED, PAGE_ROWS, PAGES, Filled, Loans
 from cache.messages import FILLED, LEND, Lent
+from cache.recent import Recent
 from cache.tiers.local_store import LocalStore, NoSpace
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel
@@ -43,15 +46,23 @@ class Loan:
 
 
 class Lending:
-    """The loans of `local`. `stored(key)` is called for each block that a borrower has added. Nothing is lent where
-    tenants have quotas, because a put must then ask first, or where the arena cannot be mapped by others."""
+    """The loans of `local`. `stored(key)` is called for each block that a borrower has added; none is added whose key
+    is in `passed_on`. Nothing is lent where tenants have quotas, because a put must then ask first, or where the arena
+    cannot be mapped by others."""
 
     def __init__(
-        self, channel: Channel, transfer: TransferEngine, local: LocalStore, stored: Callable[[BlockKey], None]
+        self,
+        channel: Channel,
+        transfer: TransferEngine,
+        local: LocalStore,
+        stored: Callable[[BlockKey], None],
+        passed_on: Recent,
     ) -> None:
         self._transfer = transfer
         self._local = local
         self._stored = stored
+        self._passed_on = passed_on
+        self._ended = False
         self._loans: dict[str, Loan] = {}
         self._returning: dict[asyncio.Task[None], Loan] = {}  # their borrowers are gone, but may still write
         self._pages = list(range(PAGES))
@@ -88,11 +99,19 @@ class Lending:
         for loan in self._loans.values():
             self._fill(rows, loan)
 
-    def end(self) -> None:
-        """Lend no more, and take in the last blocks. Borrowers put elsewhere what they announce later. Idempotent."""
+    def pause(self) -> bool:
+        """Before keys are passed on: take in what was announced, and lend nothing more while any is. Returns whether
+        blocks came."""
+        seen = self._seen
         if self._rows is not None:
             self._rows.mood = CLOSED
             self.settle()
+        return self._seen != seen
+
+    def end(self) -> None:
+        """Lend no more, and take in the last blocks. Borrowers put elsewhere what they announce later. Idempotent."""
+        self._ended = True
+        self.pause()
 
     async def close(self) -> None:
         """Take everything back. Close the channel and the transfer engine first. Idempotent."""
@@ -116,15 +135,15 @@ class Lending:
 
     async def _lend(self, peer: str, body: Nothing, data: memoryview) -> Lent:
         rows = self._rows
-        if rows is None or rows.mood == CLOSED:
+        if rows is None or self._ended or self._passed_on.any(loop_time()):
             return Lent(-1)
+        self._wake(rows)
         loan = self._loans.get(peer)
         if loan is None:
             if not self._pages:
                 return Lent(-1)
             loan = self._loans[peer] = Loan(self._pages.pop())
         self._fill(rows, loan)
-        self._wake(rows)
         return Lent(loan.page)
 
     async def _filled(self, peer: str, body: Nothing, data: memoryview) -> None:
@@ -166,15 +185,17 @@ class Lending:
         if slot is None:
             return
         try:
-            if self._local.reservations.enter_lent(one.key, slot, one.checksum, one.length):
+            # One that is passed on was announced after `pause`: its borrower has seen that, and asks.
+            asks = self._passed_on.has(loop_time(), one.key)
+            if not asks and self._local.reservations.enter_lent(one.key, slot, one.checksum, one.length):
                 self._stored(one.key)
         except ValueError as error:
             log.warning("a process of this host announced an impossible block: %s", error)
         self._local.reservations.take_back(slot)
 
     def _fill(self, rows: Loans, loan: Loan) -> None:
-        """Lend slots in free rows: a borrower gets half of what the others leave, so that one that is idle keeps no
-        other from borrowing."""
+        """Lend slots in free rows: a borrower gets half of what the others leave. So an idle one leaves room for the
+        next ones, but each of these gets less, and some ten idle ones leave nothing."""
         if rows.mood == CLOSED:
             return
         left = self._most - len(self) + len(loan.slots)

@@ -80,7 +80,7 @@ class StoreServer:
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
-        self.lending = Lending(channel, transfer, local, self._entered)
+        self.lending = Lending(channel, transfer, local, self._entered, self._passed_on)
         self.settle = self.lending.settle
         for kind, handler in (
             (messages.HAS, typed(messages.Has, self._has)),
@@ -112,7 +112,6 @@ class StoreServer:
     def _entered(self, key: BlockKey) -> None:
         """A process of this host has added a named value."""
         self._granting.stored(key, repair=False)
-        self._passed_on.discard(key)
         self.copies.own([key])
 
     # --- messages
@@ -213,13 +212,14 @@ class StoreServer:
         body.offer.check(len(keys))
         answers = await self.room(keys, body.offer)
         rows = []
-        for key, slot, length, block_checksum in zip(keys, answers, lengths, body.checksums, strict=False):
+        rooms = zip(keys, answers, lengths, body.checksums, strict=False)
+        for at, (key, slot, length, block_checksum) in enumerate(rooms):
             if slot >= 0 and arena is not None:
                 arena.memory(slot)[:length] = data[start : start + length]
-                rows.append((key, slot, block_checksum, length))
+                rows.append((at, key, slot, block_checksum, length))
             start += length
-        for key, slot, block_checksum, length in reversed(rows):  # as in _commit
-            self.stored(key, slot, block_checksum, length, body.offer)
+        for at, key, slot, block_checksum, length in reversed(rows):  # as in _commit
+            answers[at] = self.stored(key, slot, (block_checksum, length), body.offer)
         return self.taken(answers, len(keys))
 
     async def _unpin(self, peer: str, body: messages.Unpin, data: memoryview) -> None:
@@ -266,6 +266,11 @@ class StoreServer:
         the writer takes the other blocks to the next member."""
         now = loop_time()
         answers = self._granting.grant(now, keys, offer)
+        if offer.divert and len(answers) < len(keys) and self.lending.pause():
+            for slot in answers:
+                if slot >= 0:
+                    self._local.reservations.abandon(slot)
+            answers = self._granting.grant(now, keys, offer)  # some of the keys may be here now
         if offer.ttl_ms:
             granted = [key for key, answer in zip(keys, answers, strict=False) if answer >= 0]
             self.copies.arrived(now, granted, offer.ttl_ms / 1000)
@@ -280,28 +285,31 @@ class StoreServer:
         lease = self._leases.take(peer, body.lease)
         if lease is None:
             raise RemoteError("the reservation has expired", "expired")
-        left: list[int] = list(lease.slots)
-        lengths = body.lengths or [-1] * len(left)
+        left, arena = list(lease.slots), self._local.arena
+        lengths = body.lengths or [0 if arena is None else arena.slot_bytes] * len(left)
         try:
             if not lease.writes or not len(left) == len(body.checksums) == len(lengths):
                 raise ValueError(f"not one checksum, and one length if any, for each of {len(left)} slots")
-            rows = list(zip(lease.keys, lease.slots, body.checksums, lengths, strict=True))
-            for key, slot, block_checksum, length in reversed(rows):
+            contents = zip(body.checksums, lengths, strict=True)
+            answers = []
+            for key, slot, content in reversed(list(zip(lease.keys, lease.slots, contents, strict=True))):
                 # A prompt's last block first: among equals, the block that becomes evictable first is evicted first.
-                self.stored(key, slot, block_checksum, length, lease.offer)
+                answers.append(self.stored(key, slot, content, lease.offer))
                 left.pop()
         except ValueError as error:
             self._leases.give_back(left, writes=lease.writes)
             raise BodyError(str(error)) from None
-        return Committed(len(rows))
+        return Committed(answers[::-1])
 
-    def stored(self, key: BlockKey, slot: int, block_checksum: int, length: int, offer: Offer) -> None:
-        """Raises ValueError for an impossible length."""
-        self._local.commit(key, slot, block_checksum, length)
+    def stored(self, key: BlockKey, slot: int, content: Content, offer: Offer) -> int:
+        """The block of a slot has arrived. Returns STORED, or the answer if another one of its key has come meanwhile
+        and stays. Raises ValueError for an impossible length."""
+        answer = self._granting.arrived(key, slot, content, copy=offer.contents is not None)
         self._granting.stored(key, offer.repair)
         self._passed_on.discard(key)
         if offer.owner:
             self.hints.add(key, offer.owner)
+        return answer
 
     async def _remove(self, peer: str, body: Nothing, data: memoryview) -> Removed:
         keys = split_keys(data)
@@ -338,8 +346,8 @@ class StoreServer:
     # --- accounts and life
 
     def stats(self) -> dict[str, int]:
-        """Open leases, leases that ended by their deadline, blocks kept for other homes, and copies whose content
-        differed from this home's, and slots that processes of this host may fill. What they announced counts."""
+        """Open leases, leases that ended by their deadline, blocks kept for other homes, hot and parked blocks, copies
+        whose content differed from this home's, and slots that processes of this host may fill (no announced ones)."""
         self.settle()
         return {
             "leases": len(self._leases),

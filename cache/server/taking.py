@@ -18,7 +18,7 @@ from cache.block_copy import BlockCopy
 from cache.checked_copy import CheckedCopier, Copy
 from cache.copy_threads import CopyThreads
 from cache.messages import TAKE, Take, TakenThere
-from cache.protocol import split_keys
+from cache.protocol import STORED, split_keys
 from cache.server.peer_regions import PeerRegions
 from cache.server.server import StoreServer
 from cache.stable_marks import MARKS_REGION, holds
@@ -148,10 +148,13 @@ class Taking:
             sums = [contents.checksums[position] for position in positions]
         elif not take.checks:
             sums = [UNCHECKED] * len(positions)
-        rows = list(zip(positions, sums, strict=True))
-        for position, total in reversed(rows):  # in StoreServer's order
-            self._share.stored(job.keys[position], slots[position], total, job.lengths[position], take.offer)
-        return TakenThere([min(0, slot) for slot in slots], sums, self._share.why_short(slots, len(job.keys)))
+        answers, checksums = [min(0, slot) for slot in slots], list(sums)
+        for at, position in reversed(list(enumerate(positions))):  # in StoreServer's order
+            content = sums[at], job.lengths[position]
+            answers[position] = self._share.stored(job.keys[position], slots[position], content, take.offer)
+            if answers[position] != STORED:
+                del checksums[at]
+        return TakenThere(answers, checksums, self._share.why_short(slots, len(job.keys)))
 
     def _abandon(self, slots: Sequence[int]) -> None:
         for slot in slots:

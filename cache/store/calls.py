@@ -252,12 +252,13 @@ class Calls:
         with suppress(ConnectionError):
             self._channel.post(home, messages.FILLED, {})
 
-    async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> int:
-        """Tell the home that all reserved blocks are written; returns their number."""
+    async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> list[int]:
+        """Tell the home that all reserved blocks are written. Returns an answer for each: STORED, or the reason why the
+        home does not store it after all."""
         body = messages.Commit(ticket.number, checksums, lengths)
         committed = await self._call(Committed, home, messages.COMMIT, body, (), self._deadlines.control_s)
         ticket.open = False
-        return committed.stored
+        return list(committed.check(len(checksums)).answers)
 
     async def ask(self, home: str, call: BulkCall, patience_s: float | None = None, priority: int = BULK) -> None:
         """A question whose blocks travel with it or with its answer. The deadline, plus the time for the question's

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cache.block import BlockKey
@@ -58,6 +58,7 @@ class SameHost:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._rest_until: dict[str, float] = {}  # home -> earliest next attempt to map its memory
+        self._on_forget: list[Callable[[str], None]] = []
         channel.on_lost(self._forget)
         channel.on_closed(self._forget)
 
@@ -98,6 +99,10 @@ class SameHost:
         """Blocks in its lent slots: it looks for them only after this."""
         self._calls.filled(home)
 
+    def on_forget(self, callback: Callable[[str], None]) -> None:
+        """Call back with each home that is lost: what else keeps its memory mapped must go."""
+        self._on_forget.append(callback)
+
     def were_read(self, home: str, keys: Sequence[BlockKey]) -> None:
         """These were read without this object."""
         self._report_soon(home, list(keys))
@@ -114,6 +119,8 @@ class SameHost:
     def _forget(self, home: str) -> None:
         """A view would keep the memory of a lost home mapped, and the name may never come back."""
         self._views.pop(home, None)
+        for callback in self._on_forget:
+            callback(home)
 
     async def _open(self, home: str) -> None:
         path, index, arena = None, None, None

@@ -165,8 +165,9 @@ class Writer:
                 granted = [(p, slot) for p, slot in zip(batch, answers, strict=False) if slot >= 0]
                 ends.update((p, answer) for p, answer in zip(batch, answers, strict=False) if answer < 0)
                 if granted:
-                    await self._write(job, target, [p for p, _ in granted], [s for _, s in granted], reply, ticket)
-                ends.update((position, STORED) for position, _ in granted)
+                    written = [p for p, _ in granted]
+                    stored = await self._write(job, target, written, [s for _, s in granted], reply, ticket)
+                    ends.update(zip(written, stored, strict=True))
             if target.wait and not answers:
                 return
             positions = positions[len(answers) if target.wait else len(batch) :]
@@ -247,7 +248,9 @@ class Writer:
         slots: Sequence[int],
         reply: Reserved,
         ticket: Ticket,
-    ) -> None:
+    ) -> list[int]:
+        """Returns the home's answer about each block."""
+
         async def move(part: slice) -> None:
             await self._sum(job, positions[part])
             spans = [
@@ -267,7 +270,8 @@ class Writer:
 
         await in_pieces(len(positions), job.block_bytes, move)
         lengths = [job.length(position) for position in positions] if job.lengths else ()
-        await self._calls.commit(target.home, [job.sums[position] for position in positions], ticket, lengths)
+        sums = [job.sums[position] for position in positions]
+        return await self._calls.commit(target.home, sums, ticket, lengths)
 
     async def _keep(self, job: StoreCall, home: str, positions: list[int]) -> None:
         answers = await self._calls.keep(home, [job.keys[position] for position in positions])

@@ -13,7 +13,7 @@ from cache.block import BlockKey
 from cache.homes.agreement import Content, Removals, Uneven, differ, stays
 from cache.offer import BlockFacts, Contents, Offer
 from cache.pool.policy import Facts
-from cache.protocol import GONE, OTHER, OVER, PRESENT, WRITING
+from cache.protocol import GONE, OTHER, OVER, PRESENT, STORED, WRITING
 from cache.tiers.local_store import LocalStore, NoSpace, QuotaReached
 
 
@@ -89,6 +89,18 @@ class Granting:
             return False
         ours = self._local.content(key)
         return content is None or ours is None or not differ(ours, content)
+
+    def arrived(self, key: BlockKey, slot: int, content: Content, *, copy: bool) -> int:
+        """The block of a granted slot is there: STORED, or the answer if another one of its key has come meanwhile
+        (cache/server/lending.py) and stays. Between a `copy` and that one, the contents decide, as in `grant`. Raises
+        ValueError for an impossible length."""
+        block_checksum, nbytes = content
+        ours = self._local.content(key) if copy and self._local.contains(key) is not None else None
+        other = ours is not None and differ(ours, content)
+        over = other and ours is not None and not stays(ours, content)
+        if self._local.commit(key, slot, block_checksum, nbytes, over=over):
+            return STORED
+        return OTHER if other else PRESENT
 
     def stored(self, key: BlockKey, repair: bool) -> None:
         """The block is here now."""

@@ -260,11 +260,14 @@ class LocalStore:
 
     # --- writing
 
-    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
+    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1, *, over: bool = False) -> bool:
         """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
-        Raises ValueError without a reservation or for an impossible length."""
-        if self.reservations.commit(key, slot, block_checksum, nbytes):
+        Returns False if another one has come meanwhile: it stays, unless `over`. Raises ValueError without a
+        reservation or for an impossible length."""
+        entered, keep = self.reservations.commit(key, slot, block_checksum, nbytes, over=over)
+        if keep:
             self._kept.keep(key)
+        return entered
 
     def _displace(self, key: BlockKey) -> bool:
         """Remove the block before another content replaces it; returns whether it was kept. One thread works on the SSD

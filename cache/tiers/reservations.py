@@ -91,24 +91,26 @@ class Reservations:
             self._usage.changed(COMING, key, True)
         return slot
 
-    def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool:
-        """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
-        Returns whether to keep it: `keep` of the reservation, or whether the replaced block was kept. Raises ValueError
-        without a reservation or for an impossible length. A block that was lent and filled meanwhile stays."""
-        reserved, facts, keep, over = self._reserved.get(slot, (None, PLAIN, False, False))
+    def commit(
+        self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1, *, over: bool = False
+    ) -> tuple[bool, bool]:
+        """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on,
+        unless another one was lent and filled meanwhile and stays (not with `over`). Returns whether the block is here
+        now, and whether to keep what is here: `keep` of the reservation, or because a replaced block was kept. Raises
+        ValueError without a reservation or for an impossible length."""
+        reserved, facts, keep, replaces = self._reserved.get(slot, (None, PLAIN, False, False))
         if reserved != key:
             raise ValueError(f"slot {slot} is not reserved for block {key.hex()}")
         length = self._slots.slot_bytes if nbytes == -1 else nbytes
         if not 0 < length <= self._slots.slot_bytes:
             raise ValueError(f"a block of {length} bytes does not fit a slot of {self._slots.slot_bytes}")
-        if over:
+        enters = over or replaces or self._tier_of(key) is None
+        if over or replaces:
             keep = self._displace(key) or keep
-        elif self._tier_of(key) is not None:
-            self.abandon(slot)
-            return False
-        self._enter(key, slot, block_checksum, length, facts)
+        if enters:
+            self._enter(key, slot, block_checksum, length, facts)
         self.abandon(slot)
-        return keep
+        return enters, keep
 
     def enter(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> bool:
         """A slot that its owner has allocated (cache/tiers/lodging.py) has the whole block of `key`: readers find it

@@ -52,7 +52,7 @@ STORE: tuple[Any, ...] = (
     store.Reserve(1, OFFER),
     store.Reserved(PLACE, [4, -1], "the disk is full"),
     store.Commit(1, [9, 8], [32, 7]),
-    store.Committed(2),
+    store.Committed([0, -1]),
     store.Unpin(1, [1]),
     store.Read(True),
     store.BlocksRead([0, -1], [9], [77], ["dram"], True, [(0, 3)]),

@@ -6,6 +6,8 @@ import random
 import signal
 import sys
 import threading
+import weakref
+from contextlib import asynccontextmanager, suppress
 from ctypes import addressof, c_char
 from pathlib import Path
 
@@ -13,14 +15,17 @@ import pytest
 
 from cache.arena import Arena, checksum
 from cache.homes.rendezvous import equal_members, homes
-from cache.index.loans import ASLEEP, CLOSED, LENT
-from cache.protocol import Deadlines
+from cache.index.loans import ASLEEP, CLOSED, LENT, LOANS_BYTES
+from cache.messages import Take, Write
+from cache.offer import Contents, Offer
+from cache.protocol import KEPT, OTHER, PRESENT, STORED, Deadlines
 from cache.quick.quick_get import QuickGet
 from cache.quick.quick_put import QuickPut
 from cache.quick.routes import Routes
+from cache.ssd import SsdTier
 from cache.store.options import StoreOptions
 from cache.store.store import Store
-from cache.tiers.local_store import LocalStore
+from cache.tiers.local_store import LocalStore, NoSpace
 from net.channel.channel import Channel
 from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
@@ -47,12 +52,13 @@ def home_of(i):
 class Node:
     """A home, or a client without a share."""
 
-    def __init__(self, node_id, order, has_share):
+    def __init__(self, node_id, order, has_share, directory=None):
         self.node_id = node_id
         self.channel = Channel(node_id, {"root": ROOT.hex()}, lambda hello: None)
         self.transfer = TransferEngine(self.channel, order)
         self.arena = Region.shared(f"{node_id}-dram", SLOTS * SLOT)
-        self.local = LocalStore(Arena(self.arena, SLOT), None) if has_share else None
+        ssd = None if directory is None else SsdTier(directory / node_id, SLOT, 64 * SLOT, ROOT)
+        self.local = LocalStore(Arena(self.arena, SLOT), ssd) if has_share else None
         options = StoreOptions(block_bytes=SLOT, deadlines=Deadlines())
         self.members = list(HOMES)
         self.store = Store(
@@ -135,10 +141,11 @@ class Client:
         await self.node.close()
 
 
-@pytest.fixture
-async def pool():
-    """Two homes, a client on their host whose slots are lent, and one that reaches them by TCP only."""
-    made = [Node(name, ("shm", "tcp"), True) for name in HOMES]
+@asynccontextmanager
+async def homes_and_clients(directory=None):
+    """Two homes, with SSD tiers if there is a directory for them, a client on their host to which they lend slots, and
+    one that reaches them by TCP only."""
+    made = [Node(name, ("shm", "tcp"), True, directory) for name in HOMES]
     near, far = Node("near", ("shm", "tcp"), False), Node("far", ("tcp",), False)
     for i, node in enumerate([*made, near, far]):
         await node.start([*made, near, far][:i])
@@ -152,6 +159,12 @@ async def pool():
         await node.close()
 
 
+@pytest.fixture
+async def pool():
+    async with homes_and_clients() as made:
+        yield made
+
+
 async def test_a_put_asks_nobody_and_every_question_finds_it(pool):
     some = list(range(6))
     assert await pool.put(some) == set(some)
@@ -163,6 +176,36 @@ async def test_a_put_asks_nobody_and_every_question_finds_it(pool):
     assert await pool.get(some) == {}
 
 
+async def take(pool, keys, offer):
+    """The answer to TAKE of a client that puts 400 zeros under each of two keys, once the home maps its memory."""
+    with pool.node.store.marks().mark() as mark:
+        body = Take(b"".join(keys), SLOT, "kv", [0, SLOT], mark, [400] * 2, offer=offer)
+        async with asyncio.timeout(20):
+            while not (taken := await pool.node.store._calls.take("a", body, 2)).mapped:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    return taken
+
+
+OURS = [i for i in range(1, 99) if home_of(i) == "a"][:2]
+LATE = [key_of(i) for i in OURS]
+
+
+async def second_put(pool, key):
+    return not await pool.far.store.put(key, b"x")
+
+
+async def second_take(pool, key):
+    return (await take(pool, [key, LATE[1]], Offer(decide=True))).slots == [PRESENT, STORED]
+
+
+async def pinned(pool, key):
+    return await pool.far.store._calls.keep("a", [key]) == [KEPT]
+
+
+async def told(pool, key):
+    return pool.homes["a"].store.stats() and pool.homes["a"].local.contains(key)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -172,15 +215,31 @@ async def test_a_put_asks_nobody_and_every_question_finds_it(pool):
         lambda pool, key: pool.far.store.keys_of_homes(key[:4]),
         lambda pool, key: pool.far.store.outsets([key], 8),
         lambda pool, key: pool.node.store.get(key),
+        second_put,
+        second_take,
+        pinned,
+        told,
     ],
-    ids=["has", "get", "remove", "list", "outsets", "loop"],
+    ids=["has", "get", "remove", "list", "outsets", "loop", "put", "take", "keep", "stats"],
 )
 async def test_each_kind_of_question_finds_what_was_just_announced(pool, ask, monkeypatch):
     monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)  # no home looks on its own
     await asyncio.sleep(0.01)  # nor does a timer that was set before
-    assert await pool.put([1]) == {1}
+    assert await pool.put(OURS[:1]) == {OURS[0]}
     assert pool.asked == []
-    assert await ask(pool, key_of(1))
+    assert await ask(pool, LATE[0])
+
+
+async def test_what_was_just_announced_is_made_durable(tmp_path, monkeypatch):
+    async with homes_and_clients(tmp_path) as pool:
+        monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)
+        await asyncio.sleep(0.01)
+        assert await pool.put(OURS[:1]) == {OURS[0]}
+        assert await pool.far.store._calls.durable("a", LATE[:1]) == ([True], "")
+        assert await pool.put(OURS[1:]) == {OURS[1]}
+        await pool.far.store._calls.flush("a")
+        assert pool.homes["a"].local.ssd.contains(LATE[1])
+        assert pool.asked == []
 
 
 async def test_the_first_value_stays_in_whatever_way_the_second_comes(pool):
@@ -201,6 +260,180 @@ async def test_a_put_that_is_done_comes_before_one_that_still_arrives(pool):
     home.local._slots._arena.memory(slot)[:5] = b"other"
     home.local.commit(key_of(1), slot, checksum(b"other"), 5)
     assert await pool.far.store.get(key_of(1)) == block_of(1)
+
+
+async def put_late(pool):
+    return [await pool.far.store.put(key, b"late" * 100, pin=True) for key in LATE]
+
+
+async def write_late(pool):
+    body = Write([400] * 2, [checksum(b"late" * 100)] * 2, Offer(decide=True))
+    taken = await pool.far.store._calls.write("a", LATE, [b"late" * 100] * 2, body)
+    return [answer == STORED for answer in taken.slots]
+
+
+async def reserve_late(pool):
+    with pool.far.store._calls.ticket("a") as ticket:
+        await pool.far.store._calls.reserve("a", LATE, ticket, Offer(decide=True))
+        answers = await pool.far.store._calls.commit("a", [checksum(bytes(400))] * 2, ticket, [400] * 2)
+    return [answer == STORED for answer in answers]
+
+
+async def take_late(pool):
+    taken = await take(pool, LATE, Offer(decide=True))
+    assert len(taken.checksums) == 1
+    return [answer == STORED for answer in taken.slots]
+
+
+def let_pass(home, key, value, monkeypatch):
+    """A lent slot with this value is settled when other bytes of the key have arrived, right before they enter."""
+    granting, local = home.store._share._granting, home.local
+    arrived = granting.arrived
+
+    def late(arriving, *rest, **options):
+        if arriving == key and local.contains(key) is None:
+            slot = local.reservations.lend()
+            local._slots._arena.memory(slot)[: len(value)] = value
+            assert local.reservations.enter_lent(key, slot, checksum(value), len(value))
+            local.reservations.take_back(slot)
+        return arrived(arriving, *rest, **options)
+
+    monkeypatch.setattr(granting, "arrived", late)
+
+
+@pytest.mark.parametrize("put", [put_late, write_late, reserve_late, take_late])
+async def test_a_put_whose_bytes_arrive_after_another_value_is_told_so(pool, put, monkeypatch):
+    let_pass(pool.homes["a"], LATE[0], b"lent", monkeypatch)
+    assert await put(pool) == [False, True]
+    assert await pool.far.store.get(LATE[0]) == b"lent"
+
+
+@pytest.mark.parametrize("lesser", ["copy", "lent"])
+async def test_a_copy_that_arrives_after_another_value_is_compared_with_it(pool, lesser, monkeypatch):
+    """In whatever order the values of two homes meet, the same one stays. It keeps the pin of the key."""
+    values = sorted([b"one" * 100, b"two" * 100], key=lambda value: (checksum(value), len(value)))
+    lent, copy = values if lesser == "lent" else values[::-1]
+    home, total = pool.homes["a"], checksum(copy)
+    let_pass(home, LATE[0], lent, monkeypatch)
+    offer = Offer(repair=True, kept=[True], contents=Contents([total], [len(copy)]))
+    taken = await pool.far.store._calls.write("a", LATE[:1], [copy], Write([len(copy)], [total], offer))
+    assert taken.slots == ([OTHER] if lesser == "lent" else [STORED])
+    assert await pool.far.store.get(LATE[0]) == values[0]
+    assert home.local.is_kept(LATE[0])
+    home.local.check_integrity()
+
+
+def fill(home):
+    """Take all the room of a home; returns the slots."""
+    slots = []
+    with suppress(NoSpace):
+        while True:
+            slots.append(home.local.reservations.reserve(os.urandom(16)))
+    return slots
+
+
+async def test_no_lent_slots_are_filled_while_values_are_at_another_home(pool):
+    """A home without room has sent a writer on: a later value of that key must not enter here."""
+    home = pool.homes[home_of(1)]
+    taken = fill(home)
+    assert await pool.far.store.put(key_of(1), b"first" * 100)
+    assert home.local.contains(key_of(1)) is None
+    for slot in taken:
+        home.local.reservations.abandon(slot)
+    await pool.put([1])
+    assert pool.asked != [], "the home was asked"
+    assert await pool.far.store.get(key_of(1)) == b"first" * 100
+    assert not await pool.far.store.put(key_of(1), b"third" * 100)
+    assert await pool.far.store.remove(key_of(1))
+    other = pool.homes[next(name for name in HOMES if name != home.node_id)]
+    assert other.local.contains(key_of(1)) is None
+    home.store._share._passed_on.discard(key_of(1))  # the repair does it, once the home has the value
+    async with asyncio.timeout(20):
+        while home.lending._rows.mood == CLOSED:
+            await pool.put([1])
+            await asyncio.sleep(0.05)
+
+
+async def test_what_is_announced_before_a_home_sends_writers_on_comes_first(pool, monkeypatch):
+    monkeypatch.setattr("cache.server.lending.PERIOD_S", 3600.0)
+    await asyncio.sleep(0.01)
+    home = pool.homes[home_of(1)]
+    share, taken, grant = home.store._share, fill(home), home.store._share._granting.grant
+
+    def late(*question):
+        """Between the home's look and its answer."""
+        monkeypatch.setattr(share._granting, "grant", grant)
+        answers = grant(*question)
+        assert pool.put_now([1]) == {1}
+        return answers
+
+    monkeypatch.setattr(share._granting, "grant", late)
+    assert not await pool.far.store.put(key_of(1), b"second" * 100)
+    assert await pool.far.store.get(key_of(1)) == block_of(1)
+    for slot in taken:
+        home.local.reservations.abandon(slot)
+
+
+def no_hold(pool, lent, monkeypatch):
+    monkeypatch.setattr(pool.routes, "hold", lambda home: None)
+
+
+def not_mapped(pool, lent, monkeypatch):
+    for one in lent._borrowed.values():
+        memory = one.arena.memory[:0]
+        memory.release()
+        monkeypatch.setattr(one.arena, "memory", memory)
+
+
+def outside(pool, lent, monkeypatch):
+    monkeypatch.setattr("cache.quick.lent_slots.Borrowed.target", lambda *asked: None)
+
+
+def broken(pool, lent, monkeypatch):
+    monkeypatch.setattr(lent, "_code", None)
+
+
+def raises(pool, lent, monkeypatch):
+    def fill(*asked):
+        raise MemoryError
+
+    monkeypatch.setattr(lent._code, "fill", fill)
+
+
+@pytest.mark.parametrize("fail", [no_hold, not_mapped, outside, broken, raises])
+async def test_a_put_that_fails_costs_no_slot(pool, fail, monkeypatch):
+    lent = pool.putter._lent
+    with monkeypatch.context() as failing:
+        fail(pool, lent, failing)
+        for i in range(64):
+            with suppress(MemoryError):
+                assert not lent.put(home_of(i), key_of(i), [memoryview(bytearray(SLOT))], SLOT)
+    some = list(range(6))
+    assert await pool.put(some) == set(some)
+    assert pool.asked == []
+
+
+@pytest.mark.parametrize("odd", ["loans", "slots"])
+async def test_a_home_of_another_form_keeps_no_other_from_lending(pool, odd, monkeypatch):
+    lent, views = pool.putter._lent, pool.node.store.same_host._views
+    async with asyncio.timeout(20):
+        while pool.routes._borrowing:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    if odd == "slots":
+        monkeypatch.setattr(views["a"].blocks, "slot_bytes", SLOT // 2)
+    else:
+        monkeypatch.setattr("cache.index.loans.LOANS_BYTES", 64)
+    lent._borrowed.clear()
+    with Region.shared("store-loans", LOANS_BYTES) as region:
+        lent._answered("a", (region, 0))
+    monkeypatch.undo()
+    assert lent._borrowed == {}
+    numbers = iter(range(100, 10_000))
+    async with asyncio.timeout(20):
+        while "b" not in lent._borrowed:
+            await pool.put([next(numbers)])
+            await asyncio.sleep(0.05)
+    assert "a" not in lent._borrowed, "it is not asked again for a while"
 
 
 async def test_values_of_every_size(pool):
@@ -330,6 +563,22 @@ async def test_slots_of_a_lost_client_return_when_it_cannot_write_any_more(pool)
             await asyncio.sleep(0.01)
     assert home.local.contains(key_of(1)) == "dram", "what it announced until then is here"
     assert await pool.far.store.get(key_of(1)) == block_of(1)
+
+
+async def test_the_memory_of_a_lost_home_is_not_kept(pool):
+    """Also if a thread copies when the loss is seen."""
+    home, one = pool.homes["a"], pool.putter._lent._borrowed["a"]
+    loans, arena, mapping = weakref.ref(one.loans), weakref.ref(one.arena), weakref.ref(one.arena._mapping)
+    copying = one.arena.memory[:0]
+    del one
+    await home.transfer.close()
+    await home.channel.close()
+    async with asyncio.timeout(20):
+        while loans() is not None or arena() is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert mapping() is not None
+    copying.release()
+    assert mapping() is None
 
 
 async def killed(*ports):

@@ -90,7 +90,7 @@ async def test_a_lease_outlives_a_commit_of_another_form():
                 await call("b", messages.COMMIT, {"lease": 1, "checksums": checksums})
             assert caught.value.code == "bad_request"
         assert b.local.stats()["dram"]["reserved"] == 2
-        assert (await call("b", messages.COMMIT, {"lease": 1, "checksums": [1, 2]}))[0] == {"stored": 2}
+        assert (await call("b", messages.COMMIT, {"lease": 1, "checksums": [1, 2]}))[0] == {"answers": [0, 0]}
 
 
 async def test_damaged_positions_that_a_lease_does_not_have_end_it_all_the_same():
