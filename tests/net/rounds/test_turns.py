@@ -71,6 +71,22 @@ def test_who_waits_says_so_until_the_turn_before_takes_too_long():
     assert done.is_set() and said == [True, False]
 
 
+def test_a_debt_ends_when_all_work_is_done():
+    """One of them had much work while the others had none."""
+    turns = Turns()
+    for who, work in (("b", 1), ("a", 10_000)):
+        with turns.turn(who, work, lambda waits: None):
+            pass
+    order = list[str]()
+    for who in "abc":
+        turns._queue.ask(who, 10)
+    while turns._queue:
+        order.append(turns._queue.next())
+        if len(order) <= 3:
+            turns._queue.ask(order[-1], 10)
+    assert sorted(order[:3]) == sorted(order[3:]) == ["a", "b", "c"]
+
+
 def test_a_turn_ends_with_an_error_too():
     turns = Turns()
     with pytest.raises(RuntimeError), turns.turn("a", 1, lambda waits: None):
