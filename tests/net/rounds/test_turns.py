@@ -218,9 +218,9 @@ def test_addresses_are_read_as_they_are_spelled(where):
     assert spelled(parsed(where)) == where
 
 
-@pytest.mark.parametrize("where", ["host", ":1", "host:", "host:0", "host:65536", "host:x", "host:999999"])
+@pytest.mark.parametrize("where", ["host", ":1", "host:", "host:0", "host:65536", "host:x", "host:999999", "a..b:1"])
 def test_what_is_no_address(where):
-    with pytest.raises(ValueError, match="HOST:PORT"):
+    with pytest.raises(ValueError, match=r"HOST:PORT|label empty"):
         parsed(where)
 
 
