@@ -64,9 +64,7 @@ class NearOutpost:
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
-                if "bye" in frame.header:
-                    raise PeerLost("the other side has let this one go")
                 self._told(addresses(frame.header))
-        except (PeerLost, PeerRefused, FrameError, KeyError) as error:
+        except (PeerLost, PeerRefused, FrameError) as error:
             self.ended = str(error)
             self._wire.end()
