@@ -30,13 +30,14 @@ class NearOutpost:
                 undo.pop_all()
                 undo.callback(region.close)
                 self._bell = Region.attach("bell", bell, os.fstat(bell).st_size)
+                undo.callback(self._bell.close)
+                self.desk = Desk(region, layout)
+                self._heart = Heart(self.desk)
                 undo.pop_all()
             except (OSError, ValueError) as error:
                 raise PeerLost(f"the memory of the node cannot be used: {error}") from None
-        self.desk = Desk(region, layout)
         self.ended: str | None = None
         self._wire, self._told = wire, told
-        self._heart = Heart(self.desk)
         self._thread = threading.Thread(target=self._receive, name="rounds-end", daemon=True)
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ import pytest
 
 from net.channel.wire import FrameError
 from net.errors import PeerLost
+from net.rounds import near_outpost
 from net.rounds.desk import Desk, await_answers, new_bell, new_region
 from net.rounds.door import Door, parsed, spelled
 from net.rounds.frame_socket import FrameSocket
@@ -166,6 +167,25 @@ def test_memory_of_another_layout_is_refused():
     with Region.shared("small", PAGE) as small, new_bell("bell") as bell:
         copies = [os.dup(small.memfd or 0), os.dup(bell.memfd or 0)]
         with pytest.raises(PeerLost, match="cannot be used"):
+            NearOutpost(far, LAYOUT, copies, lambda nodes: None)
+        for copy in copies:
+            with pytest.raises(OSError, match="Bad file"):
+                os.fstat(copy)
+    near.close()
+    far.close()
+
+
+def test_memory_is_given_back_if_no_beats_can_be_sent(monkeypatch):
+    near, far = connected(None, None)
+    assert isinstance(near, FrameSocket) and isinstance(far, FrameSocket)
+
+    def no_thread(desk: Desk) -> None:
+        raise OSError("no thread")
+
+    monkeypatch.setattr(near_outpost, "Heart", no_thread)
+    with new_region("desk", LAYOUT) as region, new_bell("bell") as bell:
+        copies = [os.dup(region.memfd or 0), os.dup(bell.memfd or 0)]
+        with pytest.raises(PeerLost, match="no thread"):
             NearOutpost(far, LAYOUT, copies, lambda nodes: None)
         for copy in copies:
             with pytest.raises(OSError, match="Bad file"):
