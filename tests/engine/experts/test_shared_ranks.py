@@ -16,17 +16,22 @@ from typing import Any
 import pytest
 
 from engine.config.config import Config
-from engine.experts import shared_rank
-from engine.experts.joining import VERSION, Joining, Welcome, refusal
+from engine.experts import remote_ranks, shared_rank
+from engine.experts.joining import LOADING_S, VERSION, Joining, Welcome, refusal
 from engine.experts.placing.placement import first_placement
-from engine.experts.plan import Plan, group_name
+from engine.experts.plan import Duty, Plan, group_name
+from engine.experts.rank_command import _nodes
+from engine.experts.remote_ranks import RemoteRanks
+from engine.experts.remote_worker import new_share
 from engine.experts.shared_rank import SharedRank
 from engine.experts.sharing import EXPERTS, Sharing
 from engine.experts.work import COMMIT
 from engine.model.model_error import ModelError
 from net.errors import PeerLost, PeerRefused
-from net.rounds.desk import Message
+from net.rounds.desk import Message, new_region
+from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
+from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
 from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, same
 
@@ -275,6 +280,25 @@ def test_a_model_that_cannot_load_ends_the_process(monkeypatch):
     made._end(ModelError("no such file"))
     with pytest.raises(ModelError, match="no such file"):
         made.run()
+
+
+def test_a_node_that_hangs_while_it_hands_out_weights_is_given_up():
+    """Other nodes wait for the share, each in a thread that says that it loads."""
+    waits: list[float] = []
+
+    def frame() -> None:
+        raise PeerLost("nothing came")
+
+    wire: Any = SimpleNamespace(trust=lambda place: None, send=lambda header: None, frame=frame, await_for=waits.append)
+    with pytest.raises(PeerLost, match="nothing came"):
+        new_share(wire, Duty(0, PLAN, first_placement(2, 4, 2, 8, 2)), None, lambda: None)
+    assert waits == [LOADING_S]
+
+
+def test_names_of_nodes_stay_names():
+    """Each connection looks them up: a node may come back at another address."""
+    assert _nodes(["localhost:9100"], False) == ["localhost:9100"]
+    assert _nodes(["localhost:9100", " [::1]:9100"], True) == ["localhost:9100", "[::1]:9100"]
 
 
 def test_a_message_that_is_none_ends_one_connection_only():
