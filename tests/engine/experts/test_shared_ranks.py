@@ -268,17 +268,49 @@ def test_a_share_is_replaced_only_when_no_node_uses_it(monkeypatch):
     assert made._served == 0
 
 
-def test_a_model_that_cannot_load_ends_the_process(monkeypatch):
+def test_a_model_that_cannot_load_is_told_to_the_node(monkeypatch):
     def fails(*given: Any) -> None:
         raise ModelError("no such file")
 
     monkeypatch.setattr(shared_rank, "new_share", fails)
-    made, wire = rank_of(), SimpleNamespace(send=lambda header: None)
-    told: Any = wire
-    with pytest.raises(ModelError), made._holding(told, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))):
+    made, sent = rank_of(), list[dict[str, Any]]()
+    wire: Any = SimpleNamespace(send=sent.append)
+    with pytest.raises(ModelError), made._holding(wire, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))):
         pass
-    made._end(ModelError("no such file"))
-    with pytest.raises(ModelError, match="no such file"):
+    assert sent == [{"failed": "no such file"}]
+
+
+def visit(made: SharedRank, monkeypatch: pytest.MonkeyPatch, where: str, *errors: Exception) -> list[Exception]:
+    """All connections to a node end with these errors, as long as the process tries: those that are left."""
+    left = [*errors]
+
+    def serve(where: str) -> None:
+        raise left.pop(0)
+
+    for name in ("AGAIN_S", "REFUSED_AGAIN_S"):
+        monkeypatch.setattr(shared_rank, name, 0.0)
+    monkeypatch.setattr(shared_rank, "limit_threads", lambda count: None)
+    monkeypatch.setattr(made, "_serve", serve)
+    made._visited.add(where)
+    made._visit(where)
+    return left
+
+
+@pytest.mark.parametrize("error", [ModelError("no such file"), ZeroDivisionError("a mistake")])
+def test_an_error_that_stays_ends_the_process(monkeypatch, error):
+    """One that may pass does not."""
+    made = rank_of()
+    assert not visit(made, monkeypatch, "127.0.0.1:1", PeerLost("away"), OSError("too many open files"), error)
+    with pytest.raises(type(error), match=str(error)):
+        made.run()
+
+
+def test_a_process_ends_when_all_nodes_refuse_it(monkeypatch):
+    made = SharedRank(0, ["127.0.0.1:1", "127.0.0.1:2"], None, None, 1)
+    refused = PeerRefused("run the same release")
+    assert not visit(made, monkeypatch, "127.0.0.1:1", refused, refused, ModelError("the end"))
+    assert len(visit(made, monkeypatch, "127.0.0.1:2", refused, refused)) == 1
+    with pytest.raises(PeerRefused, match="the same release"):
         made.run()
 
 
