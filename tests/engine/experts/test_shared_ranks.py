@@ -159,14 +159,89 @@ def test_a_stopped_rank_is_masked_by_both_and_continues(saved):
         same(a, path)
 
 
-def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch):
+def test_a_process_that_hangs_loses_its_place_to_one_that_asks_for_it(saved, monkeypatch):
+    """On the node's host too, where its connection shows nothing."""
+    monkeypatch.setattr("engine.experts.remote_ranks.SILENCE_S", 2.0)
     path = saved("mixtral")
-    monkeypatch.setattr("engine.experts.remote_ranks.boot_id", lambda: "another host")
+    with node(path, expert_replicas=2) as a, shared(path, [port_of(a)]) as processes:
+        here(a)
+        assert a.processes.state()["remote"]["near"] == [0, 1]
+        processes[1].send_signal(signal.SIGSTOP)
+        same(a, path)
+        with joins(port_of(a), "--rank", "1"):
+            here(a)
+            before = a.group.pairs[1]
+            same(a, path)
+            assert a.group.pairs[1] > before
+
+
+def test_a_node_that_has_two_addresses_keeps_its_ranks(saved, monkeypatch):
+    """It names itself otherwise than it was found: each process asks again and again for the place that it has."""
+    path, refused, take_place = saved("mixtral"), list[int](), RemoteRanks._take_place
+
+    def noted(self: RemoteRanks, wire: FrameSocket, joining: Joining) -> int | None:
+        if (found := take_place(self, wire, joining)) is None:
+            refused.append(joining.rank)
+        return found
+
+    monkeypatch.setattr(RemoteRanks, "_take_place", noted)
+    with node(path) as a, shared(path, [port_of(a)], 2, "--join", f"localhost:{port_of(a)}"):
+        here(a)
+        assert a.processes.remote is not None
+        before = {rank: guest.wire for rank, guest in a.processes.remote._guests.items()}
+        refused.clear()
+        wait_for(lambda: min(refused.count(rank) for rank in range(2)) >= 2)
+        same(a, path)
+        assert {rank: guest.wire for rank, guest in a.processes.remote._guests.items()} == before
+
+
+def another_host() -> str:
+    return "another host"
+
+
+def no_folder(folder: Path) -> None:
+    raise OSError("AF_UNIX path too long")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("boot_id", another_host), ("Handover", no_folder)])
+def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch, name, instead):
+    path = saved("mixtral")
+    monkeypatch.setattr(f"engine.experts.remote_ranks.{name}", instead)
     with node(path) as a, shared(path, [port_of(a)]):
         here(a)
         same(a, path)
         state = a.processes.state()["remote"]
         assert state["connected"] == [0, 1] and state["near"] == []
+
+
+def test_memory_that_nobody_takes_is_freed(monkeypatch):
+    made: list[Region] = []
+    monkeypatch.setattr(remote_ranks, "new_region", lambda *given: made.append(new_region(*given)) or made[0])
+
+    def give(descriptors: list[int]) -> None:
+        raise PeerLost("it has ended")
+
+    duty, ours = Duty(0, PLAN, first_placement(2, 4, 2, 8, 2)), SimpleNamespace(_bell=SimpleNamespace(memfd=0))
+    with pytest.raises(PeerLost, match="it has ended"):
+        RemoteRanks._shared_region(ours, SimpleNamespace(give=give), duty)  # type: ignore[arg-type]
+    assert made[0].closed
+
+
+def test_a_rank_comes_again_when_the_node_had_no_memory_for_it(saved, monkeypatch, caplog):
+    path, refused = saved("mixtral"), list[str]()
+
+    def short_at_first(name: str, layout: Layout) -> Region:
+        if name not in refused:
+            refused.append(name)
+            raise OSError("too many open files")
+        return new_region(name, layout)
+
+    monkeypatch.setattr(remote_ranks, "new_region", short_at_first)
+    with node(path) as a, shared(path, [port_of(a)]):
+        here(a)
+        same(a, path)
+        assert len(refused) == 2 and a.processes.state()["remote"]["near"] == [0, 1]
+    assert caplog.text.count("is lost: too many open files") == 2
 
 
 @pytest.mark.expects_error("cannot load: rank . serves nodes that have other experts")
