@@ -31,7 +31,8 @@ VERSION = f"{__version__}/4"
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A process that would like to be a rank. `instance`: the same for all connections of a process."""
+    """A process that would like to be a rank. `instance`: the same for all connections of a process to one
+    address."""
 
     version: str
     instance: str

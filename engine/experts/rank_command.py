@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +20,11 @@ from net.rounds.native import MOST_RANKS
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs until a signal ends it. Exit code 0: it was an added rank and has left; 2: the node refuses this process, or
+    """Runs until a signal ends it. Exit code 0: it was an added rank and has left; 2: all nodes refuse this process, or
     it cannot load."""
     args = flags().parse_args(argv)
     try:
-        nodes = _addresses(args.join.split(","), args.rank is not None)
+        nodes = _nodes(args.join.split(","), args.rank is not None)
     except ValueError as error:
         print(f"mooncake expert-rank: --join {args.join}: {error}", file=sys.stderr)
         return 2
@@ -59,18 +58,11 @@ def main(argv: Sequence[str]) -> int:
     return 2
 
 
-def _addresses(nodes: Sequence[str], several: bool) -> list[str]:
-    """The nodes by their IP addresses, as they name themselves. Raises ValueError."""
+def _nodes(nodes: Sequence[str], several: bool) -> list[str]:
+    """By the names that were given: each connection looks up again where they are. Raises ValueError."""
     if len(nodes) > 1 and not several:
         raise ValueError("a process is a rank of several nodes only with --rank")
-    found = []
-    for node in nodes:
-        host, port = parsed(node.strip())
-        try:
-            found.append(spelled(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]))
-        except OSError as error:
-            raise ValueError(f"{host} cannot be found: {error.strerror or error}") from None
-    return found
+    return [spelled(parsed(node.strip())) for node in nodes]
 
 
 def _on_signals(action: Any) -> None:

@@ -13,8 +13,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -33,7 +33,7 @@ from engine.experts.share import Share
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.wire import Header
-from net.errors import PeerLost, PeerRefused
+from net.errors import PeerLost
 from net.rounds.desk import Desk, new_region
 from net.rounds.door import Door, spelled
 from net.rounds.frame_socket import FrameSocket
@@ -56,11 +56,13 @@ AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class _Guest:
-    """A connection that has a place. `desk`: once it is ready."""
+    """A connection that has a place. `desk`: once it is ready. `beats`: of a near desk, and since when there were no
+    others, by the monotonic clock, as was seen last."""
 
     instance: str
     wire: FrameSocket
     desk: RemoteDesk | NearDesk | None = None
+    beats: tuple[int, float] = (-1, 0.0)
 
 
 class _Waiting:
@@ -176,7 +178,7 @@ class RemoteRanks:
             return
         try:
             self._join(wire, joining, peer, waiting)
-        except (PeerLost, PeerRefused, ModelError) as error:
+        except (OSError, ModelError) as error:
             log.warning("the process at %s that joined the ranks of the experts is lost: %s", peer, error)
         finally:
             if not any(guest.wire is wire and guest.desk for guest in list(self._guests.values())):
@@ -205,13 +207,12 @@ class RemoteRanks:
             if (ready := self._loaded(wire, duty)) is None:
                 return
             wire.await_for(SILENCE_S)
-            region = None
-            if handover is not None and "near" in ready:
-                region = new_region(f"desk of rank {rank}", duty.plan.layout)
-                handover.give([region.memfd or 0, self._bell.memfd or 0])
+            region = None if handover is None or "near" not in ready else self._shared_region(handover, duty)
         with self._lock:
             guest = self._guests.get(rank)
             if guest is None or guest.wire is not wire or self._closing:
+                if region is not None:
+                    region.close()
                 return
             ended, layout = partial(self._ended, rank, wire), duty.plan.layout
             if region is None:
@@ -222,14 +223,24 @@ class RemoteRanks:
             self._group.arrived(rank, guest.desk)
         self._door.changed.set()
 
-    @contextmanager
-    def _handover(self, joining: Joining) -> Iterator[Handover | None]:
+    def _handover(self, joining: Joining) -> AbstractContextManager[Handover | None]:
         """For a process of this host that may share memory."""
-        if not (self._first.plan.shared and joining.boot and joining.boot == boot_id()):
-            yield None
-            return
-        with closing(Handover(self._door.folder)) as made:
-            yield made
+        try:
+            if self._first.plan.shared and joining.boot and joining.boot == boot_id():
+                return closing(Handover(self._door.folder))
+        except OSError as error:
+            log.warning("no memory can be shared with rank %d of the experts: %s", joining.rank, error)
+        return nullcontext()
+
+    def _shared_region(self, handover: Handover, duty: Duty) -> Region:
+        """Of a desk; the process of the rank has got it. Raises PeerLost, OSError."""
+        region = new_region(f"desk of rank {duty.rank}", duty.plan.layout)
+        try:
+            handover.give([region.memfd or 0, self._bell.memfd or 0])
+        except PeerLost:
+            region.close()
+            raise
+        return region
 
     def _take_place(self, wire: FrameSocket, joining: Joining) -> int | None:
         """The rank of this connection from now on; None if all are taken. A process that connects again has lost its
@@ -240,14 +251,27 @@ class RemoteRanks:
                 if guest.instance == joining.instance:
                     guest.wire.end()
             free = [rank for rank in range(plan.local, plan.ranks) if rank not in self._guests]
+            if joining.shared and joining.rank in self._guests:
+                self._end_hung(self._guests[joining.rank])
+                return None
             if self._closing or not free:
                 return None
             free = [rank for rank in free if rank < plan.least] or free
-            if joining.shared and joining.rank not in free:
-                return None
             rank = joining.rank if joining.rank in free else free[0]
             self._guests[rank] = _Guest(joining.instance, wire)
             return rank
+
+    @staticmethod
+    def _end_hung(guest: _Guest) -> None:
+        """End the connection of a process of this host that has not beaten for SILENCE_S while another asked for its
+        place: the connection stays open as long as the process is there."""
+        if not isinstance(guest.desk, NearDesk):
+            return
+        now, beats = time.monotonic(), guest.desk.beats
+        if beats != guest.beats[0]:
+            guest.beats = beats, now
+        elif now - guest.beats[1] > SILENCE_S:
+            guest.wire.end()
 
     def _loaded(self, wire: FrameSocket, duty: Duty) -> Header | None:
         """Hand out weights until the process has its share: what it says then; None if it has failed. Raises

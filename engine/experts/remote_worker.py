@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from engine.checkpoint.model_source import ModelSource
-from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
+from engine.experts.joining import LOADING_S, SILENCE_S, VERSION, Joining, Welcome
 from engine.experts.loading import fill, telling
 from engine.experts.plan import Duty, Plan
 from engine.experts.share import Share
@@ -179,6 +179,7 @@ def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
         return views
 
     wire.trust(place)
+    wire.await_for(LOADING_S)  # the share of other nodes waits for this one
     for layer, slot, _ in duty.experts:
         wanted = layer, slot
         wire.send({"want": [layer, slot]})

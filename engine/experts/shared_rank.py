@@ -56,13 +56,15 @@ class SharedRank:
         self._visited: set[str] = set()
         self._served = 0  # nodes that have this process now
         self._welcomed = False
+        self._refused: set[str] = set()  # nodes, until they have this process
         self._error: Exception | None = None
         self._loading = threading.Lock()  # of the share and what it is
         self._share: Share | None = None
         self._held: Welcome | None = None
 
     def run(self) -> None:
-        """Without end. Raises PeerRefused if the first node refuses this process, and ModelError if it cannot load."""
+        """Without end. Raises PeerRefused if all nodes refuse this process and none has had it, and ModelError if it
+        cannot load."""
         while True:
             with self._changed:
                 for where in sorted(self._nodes.wanted - self._visited):
@@ -81,21 +83,20 @@ class SharedRank:
         while self._is_wanted(where):
             again_s = AGAIN_S
             try:
-                self._serve(where)
-            except (PeerLost, PeerRefused) as error:
+                why, level = self._serve(where) or "", logging.INFO
+            except OSError as error:  # also of this host: too many files are open, or there is no memory
+                why, level = str(error), logging.WARNING
                 if isinstance(error, PeerRefused):
-                    if not self._welcomed:
+                    if self._is_unwelcome(where):
                         self._end(error)
                         return
                     again_s = REFUSED_AGAIN_S
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("the node at %s: %s; trying again every %g s", where, said, again_s)
-            except ModelError as error:
+            except Exception as error:  # a process that no longer tries looks as if it waited
                 self._end(error)
                 return
-            else:
-                said = ""
+            if why and why != said:
+                log.log(level, "the node at %s: %s; trying again every %g s", where, why, again_s)
+            said = why
             time.sleep(again_s)
 
     def _is_wanted(self, where: str) -> bool:
@@ -105,6 +106,12 @@ class SharedRank:
             self._visited.discard(where)
             log.info("the node at %s is gone", where)
             return False
+
+    def _is_unwelcome(self, where: str) -> bool:
+        """Whether all nodes refuse this process, after this one does, and none has had it."""
+        with self._changed:
+            self._refused.add(where)
+            return not self._welcomed and self._refused >= self._nodes.wanted
 
     def _end(self, error: Exception) -> None:
         with self._changed:
@@ -116,26 +123,32 @@ class SharedRank:
             self._nodes.told(by, nodes)
             self._changed.notify_all()
 
-    def _serve(self, where: str) -> None:
-        """One connection, until it ends or there is no place. Raises PeerLost, PeerRefused, ModelError."""
+    def _serve(self, where: str) -> str | None:
+        """One connection, until it ends; why not, if there is no place. Raises OSError (PeerLost, PeerRefused among
+        them), ModelError."""
         wire = FrameSocket.dial(parsed(where), None if self._key is None else self._key.ring(), SILENCE_S)
         try:
             fingerprint = "" if self._source is None else self._source.fingerprint
-            joining = Joining(VERSION, self._instance, fingerprint, self._rank, shared=True, boot=_boot())
+            # A node that is reached at two addresses gives a place to one of them, and must not take the second for
+            # this process come again.
+            instance = f"{self._instance}@{where}"
+            joining = Joining(VERSION, instance, fingerprint, self._rank, shared=True, boot=_boot())
             wire.send({"join": bodies.encode(joining)})
             wire.await_for(0.0)  # the node may have to load first
             wire.expect_long()  # a placement has a number for each copy of an expert
             answer = wire.frame().header
             if "refused" in answer:
                 if answer.get("again"):
-                    log.info("the node at %s: %s", where, answer["refused"])
-                    return
+                    return str(answer["refused"])
                 raise PeerRefused(str(answer["refused"]))
             welcome = bodies.decode(Welcome, answer.get("welcome"))
             if welcome.rank != self._rank:
                 raise PeerLost(f"it takes this process for rank {welcome.rank}")
+            with self._changed:
+                self._refused.discard(where)
             with self._holding(wire, welcome) as share:
                 self._answer(wire, where, welcome, share)
+            return None
         except bodies.BodyError as error:
             raise PeerLost(f"the node does not speak as a rank expects: {error}") from None
         finally:

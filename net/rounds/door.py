@@ -63,4 +63,5 @@ def parsed(where: str) -> tuple[str, int]:
     host, _, port = where.rpartition(":")
     if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
         raise ValueError(f"{where} is not HOST:PORT")
+    host.encode("idna")  # as a look-up does: UnicodeError is a ValueError
     return host.strip("[]"), int(port)

@@ -2,7 +2,8 @@
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996). A piece of work begins, in virtual time, when the one before it
 of the same process ends, or now if that is later. The piece that begins first is next; virtual time is its begin. So a
-process with small pieces passes one with large ones, and nobody saves up turns while it has no work.
+process with small pieces passes one with large ones, and nobody saves up turns while it has no work. When all work is
+done, virtual time is the end of the last piece: nobody owes the others anything for what it got while they had no work.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class FairQueue:
         who = min(self._waiting, key=self._waiting.__getitem__)
         self._now = self._waiting.pop(who)
         return who
+
+    def rest(self) -> None:
+        """All pieces are done, and none waits."""
+        self._now = max([self._now, *self._ends.values()])
+        self._ends.clear()
 
     def forget(self, who: str) -> None:
         """It asks no more."""

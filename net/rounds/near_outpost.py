@@ -30,13 +30,14 @@ class NearOutpost:
                 undo.pop_all()
                 undo.callback(region.close)
                 self._bell = Region.attach("bell", bell, os.fstat(bell).st_size)
+                undo.callback(self._bell.close)
+                self.desk = Desk(region, layout)
+                self._heart = Heart(self.desk)
                 undo.pop_all()
             except (OSError, ValueError) as error:
                 raise PeerLost(f"the memory of the node cannot be used: {error}") from None
-        self.desk = Desk(region, layout)
         self.ended: str | None = None
         self._wire, self._told = wire, told
-        self._heart = Heart(self.desk)
         self._thread = threading.Thread(target=self._receive, name="rounds-end", daemon=True)
 
     def __enter__(self) -> Self:
@@ -64,9 +65,7 @@ class NearOutpost:
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
-                if "bye" in frame.header:
-                    raise PeerLost("the other side has let this one go")
                 self._told(addresses(frame.header))
-        except (PeerLost, PeerRefused, FrameError, KeyError) as error:
+        except (PeerLost, PeerRefused, FrameError) as error:
             self.ended = str(error)
             self._wire.end()

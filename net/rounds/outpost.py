@@ -10,6 +10,7 @@ from typing import Self
 from net.channel.wire import FrameError, Header
 from net.errors import PeerLost, PeerRefused
 from net.rounds.desk import BEAT_NS, HEAD_WORDS, Desk, Message, desk_bytes, new_bell
+from net.rounds.door import parsed
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import PAGE, Layout
 from net.transfer.common.memory import Region
@@ -28,9 +29,14 @@ def _heard(nodes: list[str]) -> None:
 
 def addresses(header: Header) -> list[str]:
     """Of a frame {"nodes": ...}. Raises FrameError."""
-    nodes = header["nodes"]
+    nodes = header.get("nodes")
     if not isinstance(nodes, list) or not all(type(node) is str for node in nodes):
         raise FrameError("a frame names no nodes")
+    try:
+        for node in nodes:
+            parsed(node)
+    except ValueError as error:
+        raise FrameError(f"a frame names no nodes: {error}") from None
     return nodes
 
 

@@ -16,20 +16,20 @@ difference: what arrives is put where a local process would have put it, and rin
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from net.channel.wire import FrameError, Header
-from net.errors import PeerLost, PeerRefused
-from net.rounds.desk import Desk, desk_bytes
+from net.channel.wire import Frame, FrameError, Header
+from net.errors import PeerLost
+from net.rounds.connected_desk import ConnectedDesk
+from net.rounds.desk import desk_bytes
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import PAGE, Layout
 from net.transfer.common.memory import Region
 
 
-class RemoteDesk(Desk):
-    """The asking end. Owns the connection, on which the other side has said that it is ready."""
+class RemoteDesk(ConnectedDesk):
+    """The asking end."""
 
     def __init__(
         self,
@@ -39,14 +39,13 @@ class RemoteDesk(Desk):
         ended: Callable[[str], None],
         leaves: Callable[[], None] = lambda: None,
     ) -> None:
-        """Both are called in a thread of this desk. `ended(why)` once, when the connection has ended; not after
-        `close`. `leaves()` when the other side would like to end."""
-        super().__init__(Region.private("desk of a rank elsewhere", desk_bytes(layout)), layout)
-        self._wire, self._bell, self._ended, self._leaves = wire, bell, ended, leaves
+        """`ended(why)`: as ConnectedDesk has it. `leaves()` is called in the same thread, when the other side
+        would like to end."""
+        region = Region.private("desk of a rank elsewhere", desk_bytes(layout))
+        super().__init__(region, layout, wire, ended)
+        self._bell, self._leaves = bell, leaves
         self._rows = 0  # of the message that is open
-        self._closing = False
         wire.trust(self._place, self.live)  # an answer of megabytes holds up the beats behind it
-        self._thread = threading.Thread(target=self._receive, name="rounds-receive", daemon=True)
         self._thread.start()
 
     def ask(self, *head: int) -> None:
@@ -67,19 +66,6 @@ class RemoteDesk(Desk):
         with suppress(PeerLost):
             self._wire.post({"bye": True}, [])
 
-    def tell(self, nodes: Sequence[str]) -> None:
-        """HOST:PORT of all asking processes that share the answering one."""
-        with suppress(PeerLost):
-            self._wire.post({"nodes": [*nodes]}, [])
-
-    def close(self) -> None:
-        self._closing = True
-        self._wire.end()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        self._wire.close()
-        super().close()
-
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of an answer. Raises FrameError for anything else."""
         self._check(header, nbytes)
@@ -92,22 +78,15 @@ class RemoteDesk(Desk):
         if not fits or self.idle:
             raise FrameError(f"{nbytes} bytes are no answer to message {self._asked}")
 
-    def _receive(self) -> None:
-        try:
-            for frame in self._wire.frames():
-                if "a" in frame.header:
-                    if not frame.payload:  # nothing was placed, so nothing was checked
-                        self._check(frame.header, 0)
-                    self.queue(False)
-                    self.answered(self._asked, self._bell)
-                elif "b" in frame.header:
-                    self.live()
-                elif "q" in frame.header:
-                    self.queue(frame.header["q"] is True and not self.idle)
-                elif "leave" in frame.header:
-                    self._leaves()
-        except (PeerLost, PeerRefused, FrameError) as error:
-            why = str(error)
-        self._wire.end()
-        if not self._closing:
-            self._ended(why)
+    def _heard(self, frame: Frame) -> None:
+        if "a" in frame.header:
+            if not frame.payload:  # nothing was placed, so nothing was checked
+                self._check(frame.header, 0)
+            self.queue(False)
+            self.answered(self._asked, self._bell)
+        elif "b" in frame.header:
+            self.live()
+        elif "q" in frame.header:
+            self.queue(frame.header["q"] is True and not self.idle)
+        elif "leave" in frame.header:
+            self._leaves()

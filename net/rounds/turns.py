@@ -59,7 +59,10 @@ class Turns:
     def _end(self) -> None:
         with self._lock:
             self._holder = None
-            self._grant()
+            if len(self._queue):
+                self._grant()
+            else:
+                self._queue.rest()
 
     def _grant(self) -> None:
         if self._holder is None and len(self._queue):

@@ -16,17 +16,22 @@ from typing import Any
 import pytest
 
 from engine.config.config import Config
-from engine.experts import shared_rank
-from engine.experts.joining import VERSION, Joining, Welcome, refusal
+from engine.experts import remote_ranks, shared_rank
+from engine.experts.joining import LOADING_S, VERSION, Joining, Welcome, refusal
 from engine.experts.placing.placement import first_placement
-from engine.experts.plan import Plan, group_name
+from engine.experts.plan import Duty, Plan, group_name
+from engine.experts.rank_command import _nodes
+from engine.experts.remote_ranks import RemoteRanks
+from engine.experts.remote_worker import new_share
 from engine.experts.shared_rank import SharedRank
 from engine.experts.sharing import EXPERTS, Sharing
 from engine.experts.work import COMMIT
 from engine.model.model_error import ModelError
 from net.errors import PeerLost, PeerRefused
-from net.rounds.desk import Message
+from net.rounds.desk import Message, new_region
+from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
+from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
 from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, same
 
@@ -154,14 +159,89 @@ def test_a_stopped_rank_is_masked_by_both_and_continues(saved):
         same(a, path)
 
 
-def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch):
+def test_a_process_that_hangs_loses_its_place_to_one_that_asks_for_it(saved, monkeypatch):
+    """On the node's host too, where its connection shows nothing."""
+    monkeypatch.setattr("engine.experts.remote_ranks.SILENCE_S", 2.0)
     path = saved("mixtral")
-    monkeypatch.setattr("engine.experts.remote_ranks.boot_id", lambda: "another host")
+    with node(path, expert_replicas=2) as a, shared(path, [port_of(a)]) as processes:
+        here(a)
+        assert a.processes.state()["remote"]["near"] == [0, 1]
+        processes[1].send_signal(signal.SIGSTOP)
+        same(a, path)
+        with joins(port_of(a), "--rank", "1"):
+            here(a)
+            before = a.group.pairs[1]
+            same(a, path)
+            assert a.group.pairs[1] > before
+
+
+def test_a_node_that_has_two_addresses_keeps_its_ranks(saved, monkeypatch):
+    """It names itself otherwise than it was found: each process asks again and again for the place that it has."""
+    path, refused, take_place = saved("mixtral"), list[int](), RemoteRanks._take_place
+
+    def noted(self: RemoteRanks, wire: FrameSocket, joining: Joining) -> int | None:
+        if (found := take_place(self, wire, joining)) is None:
+            refused.append(joining.rank)
+        return found
+
+    monkeypatch.setattr(RemoteRanks, "_take_place", noted)
+    with node(path) as a, shared(path, [port_of(a)], 2, "--join", f"localhost:{port_of(a)}"):
+        here(a)
+        assert a.processes.remote is not None
+        before = {rank: guest.wire for rank, guest in a.processes.remote._guests.items()}
+        refused.clear()
+        wait_for(lambda: min(refused.count(rank) for rank in range(2)) >= 2)
+        same(a, path)
+        assert {rank: guest.wire for rank, guest in a.processes.remote._guests.items()} == before
+
+
+def another_host() -> str:
+    return "another host"
+
+
+def no_folder(folder: Path) -> None:
+    raise OSError("AF_UNIX path too long")
+
+
+@pytest.mark.parametrize(("name", "instead"), [("boot_id", another_host), ("Handover", no_folder)])
+def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch, name, instead):
+    path = saved("mixtral")
+    monkeypatch.setattr(f"engine.experts.remote_ranks.{name}", instead)
     with node(path) as a, shared(path, [port_of(a)]):
         here(a)
         same(a, path)
         state = a.processes.state()["remote"]
         assert state["connected"] == [0, 1] and state["near"] == []
+
+
+def test_memory_that_nobody_takes_is_freed(monkeypatch):
+    made: list[Region] = []
+    monkeypatch.setattr(remote_ranks, "new_region", lambda *given: made.append(new_region(*given)) or made[0])
+
+    def give(descriptors: list[int]) -> None:
+        raise PeerLost("it has ended")
+
+    duty, ours = Duty(0, PLAN, first_placement(2, 4, 2, 8, 2)), SimpleNamespace(_bell=SimpleNamespace(memfd=0))
+    with pytest.raises(PeerLost, match="it has ended"):
+        RemoteRanks._shared_region(ours, SimpleNamespace(give=give), duty)  # type: ignore[arg-type]
+    assert made[0].closed
+
+
+def test_a_rank_comes_again_when_the_node_had_no_memory_for_it(saved, monkeypatch, caplog):
+    path, refused = saved("mixtral"), list[str]()
+
+    def short_at_first(name: str, layout: Layout) -> Region:
+        if name not in refused:
+            refused.append(name)
+            raise OSError("too many open files")
+        return new_region(name, layout)
+
+    monkeypatch.setattr(remote_ranks, "new_region", short_at_first)
+    with node(path) as a, shared(path, [port_of(a)]):
+        here(a)
+        same(a, path)
+        assert len(refused) == 2 and a.processes.state()["remote"]["near"] == [0, 1]
+    assert caplog.text.count("is lost: too many open files") == 2
 
 
 @pytest.mark.expects_error("cannot load: rank . serves nodes that have other experts")
@@ -263,18 +343,69 @@ def test_a_share_is_replaced_only_when_no_node_uses_it(monkeypatch):
     assert made._served == 0
 
 
-def test_a_model_that_cannot_load_ends_the_process(monkeypatch):
+def test_a_model_that_cannot_load_is_told_to_the_node(monkeypatch):
     def fails(*given: Any) -> None:
         raise ModelError("no such file")
 
     monkeypatch.setattr(shared_rank, "new_share", fails)
-    made, wire = rank_of(), SimpleNamespace(send=lambda header: None)
-    told: Any = wire
-    with pytest.raises(ModelError), made._holding(told, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))):
+    made, sent = rank_of(), list[dict[str, Any]]()
+    wire: Any = SimpleNamespace(send=sent.append)
+    with pytest.raises(ModelError), made._holding(wire, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))):
         pass
-    made._end(ModelError("no such file"))
-    with pytest.raises(ModelError, match="no such file"):
+    assert sent == [{"failed": "no such file"}]
+
+
+def visit(made: SharedRank, monkeypatch: pytest.MonkeyPatch, where: str, *errors: Exception) -> list[Exception]:
+    """All connections to a node end with these errors, as long as the process tries: those that are left."""
+    left = [*errors]
+
+    def serve(where: str) -> None:
+        raise left.pop(0)
+
+    for name in ("AGAIN_S", "REFUSED_AGAIN_S"):
+        monkeypatch.setattr(shared_rank, name, 0.0)
+    monkeypatch.setattr(shared_rank, "limit_threads", lambda count: None)
+    monkeypatch.setattr(made, "_serve", serve)
+    made._visited.add(where)
+    made._visit(where)
+    return left
+
+
+@pytest.mark.parametrize("error", [ModelError("no such file"), ZeroDivisionError("a mistake")])
+def test_an_error_that_stays_ends_the_process(monkeypatch, error):
+    """One that may pass does not."""
+    made = rank_of()
+    assert not visit(made, monkeypatch, "127.0.0.1:1", PeerLost("away"), OSError("too many open files"), error)
+    with pytest.raises(type(error), match=str(error)):
         made.run()
+
+
+def test_a_process_ends_when_all_nodes_refuse_it(monkeypatch):
+    made = SharedRank(0, ["127.0.0.1:1", "127.0.0.1:2"], None, None, 1)
+    refused = PeerRefused("run the same release")
+    assert not visit(made, monkeypatch, "127.0.0.1:1", refused, refused, ModelError("the end"))
+    assert len(visit(made, monkeypatch, "127.0.0.1:2", refused, refused)) == 1
+    with pytest.raises(PeerRefused, match="the same release"):
+        made.run()
+
+
+def test_a_node_that_hangs_while_it_hands_out_weights_is_given_up():
+    """Other nodes wait for the share, each in a thread that says that it loads."""
+    waits: list[float] = []
+
+    def frame() -> None:
+        raise PeerLost("nothing came")
+
+    wire: Any = SimpleNamespace(trust=lambda place: None, send=lambda header: None, frame=frame, await_for=waits.append)
+    with pytest.raises(PeerLost, match="nothing came"):
+        new_share(wire, Duty(0, PLAN, first_placement(2, 4, 2, 8, 2)), None, lambda: None)
+    assert waits == [LOADING_S]
+
+
+def test_names_of_nodes_stay_names():
+    """Each connection looks them up: a node may come back at another address."""
+    assert _nodes(["localhost:9100"], False) == ["localhost:9100"]
+    assert _nodes(["localhost:9100", " [::1]:9100"], True) == ["localhost:9100", "[::1]:9100"]
 
 
 def test_a_message_that_is_none_ends_one_connection_only():

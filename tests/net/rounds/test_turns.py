@@ -13,6 +13,7 @@ import pytest
 
 from net.channel.wire import FrameError
 from net.errors import PeerLost
+from net.rounds import near_outpost
 from net.rounds.desk import Desk, await_answers, new_bell, new_region
 from net.rounds.door import Door, parsed, spelled
 from net.rounds.frame_socket import FrameSocket
@@ -69,6 +70,22 @@ def test_who_waits_says_so_until_the_turn_before_takes_too_long():
         assert not done.is_set()
     thread.join()
     assert done.is_set() and said == [True, False]
+
+
+def test_a_debt_ends_when_all_work_is_done():
+    """One of them had much work while the others had none."""
+    turns = Turns()
+    for who, work in (("b", 1), ("a", 10_000)):
+        with turns.turn(who, work, lambda waits: None):
+            pass
+    order = list[str]()
+    for who in "abc":
+        turns._queue.ask(who, 10)
+    while turns._queue:
+        order.append(turns._queue.next())
+        if len(order) <= 3:
+            turns._queue.ask(order[-1], 10)
+    assert sorted(order[:3]) == sorted(order[3:]) == ["a", "b", "c"]
 
 
 def test_a_turn_ends_with_an_error_too():
@@ -132,14 +149,14 @@ def test_the_nodes_are_told_and_each_end_sees_the_end_of_the_other(near):
     assert near.outpost.ended is not None
 
 
-def test_a_side_that_is_let_go_or_sends_nonsense_has_ended(near):
-    near.desk.dismiss()
-    until(lambda: near.outpost.ended is not None)
-    assert "let this one go" in near.outpost.ended
+def test_a_side_that_sends_nonsense_has_ended(near):
+    near.outpost._wire.send({"m": 1})
+    until(lambda: bool(near.ended))
+    assert "something else than messages" in near.ended[0]
 
 
-@pytest.mark.parametrize("nodes", ["a:1", [1], None])
-def test_names_of_nodes_are_strings(nodes):
+@pytest.mark.parametrize("nodes", ["a:1", [1], None, ["a:1", "nowhere"], ["a..b:1"]])
+def test_names_of_nodes_are_addresses(nodes):
     with pytest.raises(FrameError, match="names no nodes"):
         addresses({"nodes": nodes})
 
@@ -150,6 +167,25 @@ def test_memory_of_another_layout_is_refused():
     with Region.shared("small", PAGE) as small, new_bell("bell") as bell:
         copies = [os.dup(small.memfd or 0), os.dup(bell.memfd or 0)]
         with pytest.raises(PeerLost, match="cannot be used"):
+            NearOutpost(far, LAYOUT, copies, lambda nodes: None)
+        for copy in copies:
+            with pytest.raises(OSError, match="Bad file"):
+                os.fstat(copy)
+    near.close()
+    far.close()
+
+
+def test_memory_is_given_back_if_no_beats_can_be_sent(monkeypatch):
+    near, far = connected(None, None)
+    assert isinstance(near, FrameSocket) and isinstance(far, FrameSocket)
+
+    def no_thread(desk: Desk) -> None:
+        raise OSError("no thread")
+
+    monkeypatch.setattr(near_outpost, "Heart", no_thread)
+    with new_region("desk", LAYOUT) as region, new_bell("bell") as bell:
+        copies = [os.dup(region.memfd or 0), os.dup(bell.memfd or 0)]
+        with pytest.raises(PeerLost, match="no thread"):
             NearOutpost(far, LAYOUT, copies, lambda nodes: None)
         for copy in copies:
             with pytest.raises(OSError, match="Bad file"):
@@ -202,9 +238,9 @@ def test_addresses_are_read_as_they_are_spelled(where):
     assert spelled(parsed(where)) == where
 
 
-@pytest.mark.parametrize("where", ["host", ":1", "host:", "host:0", "host:65536", "host:x", "host:999999"])
+@pytest.mark.parametrize("where", ["host", ":1", "host:", "host:0", "host:65536", "host:x", "host:999999", "a..b:1"])
 def test_what_is_no_address(where):
-    with pytest.raises(ValueError, match="HOST:PORT"):
+    with pytest.raises(ValueError, match=r"HOST:PORT|label empty"):
         parsed(where)
 
 
