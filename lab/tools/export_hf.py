@@ -135,7 +135,7 @@ def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
+def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """tokenizer_config.json with the chat template of a GGUF file."""
     template = metadata.get("tokenizer.chat_template")
     return {
