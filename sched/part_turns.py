@@ -9,8 +9,11 @@ A step has one end, and a part fills steps of its own. So
 
 Without other prompts, a part loses nothing.
 
-Prompts of class batch are in the same steps as others, and the order of the queue decides who goes first. But while
-prompts of higher classes come, those of class batch get no more of a step than SLICE_S.
+The order of the queue decides whether prompts of class batch go before others. While prompts of higher classes come,
+
+- those of class batch get no more of a step than SLICE_S, and nothing of a step that computes a prompt before them;
+- a step that computes nothing else *gives way*: it ends behind the layer that it is in, and is computed again later. So
+  nobody waits for a slice, and class batch loses up to LOST_SHARE of its time.
 """
 
 from __future__ import annotations
@@ -23,6 +26,12 @@ SLICE_S = 0.05
 RECENT_S = 3.0
 """Prompts of a class above batch come if one was here in these last seconds."""
 
+LOST_SHARE = 0.2
+"""Of the time of steps of class batch, in steps that give way."""
+
+MOST_LOST_S = 0.2
+"""Seconds that they may lose at once, after a time in which they lost nothing."""
+
 MOST_OWED_S = 1.0
 """A part is owed this much at most: what comes after a long queue does not wait for all of it."""
 
@@ -33,12 +42,18 @@ class PartTurns:
     def __init__(self) -> None:
         self._owed_s = 0.0
         self._higher_at = -inf  # when a prompt of a class above batch was last here
-        self._began, self._part_runs, self._part_waits = 0.0, False, False
+        self._began, self._part_runs, self._part_waits, self._batch_runs = 0.0, False, False, False
+        self._may_lose_s = MOST_LOST_S
 
     @property
     def part_first(self) -> bool:
         """Whether a part goes before other prompts that could run as well."""
         return self._owed_s > 0
+
+    @property
+    def batch_gives_way(self) -> bool:
+        """Whether a step that computes only class batch may give way."""
+        return self._may_lose_s > 0
 
     def lets_in_at(self, higher: bool, was_here: bool) -> float:
         """When the part of the running step has to let a prompt in. higher: of a higher class than the part. was_here:
@@ -55,12 +70,14 @@ class PartTurns:
         """A prompt of a class above batch is here."""
         self._higher_at = now
 
-    def begin(self, now: float, part_runs: bool, part_waits: bool) -> None:
-        """A step begins: with a part, or while one waits that could run."""
-        self._began, self._part_runs, self._part_waits = now, part_runs, part_waits
+    def begin(self, now: float, part_runs: bool, part_waits: bool, batch_runs: bool = False) -> None:
+        """A step begins: with a part, or while one waits that could run; or one that computes only class batch."""
+        self._began, self._part_runs, self._part_waits, self._batch_runs = now, part_runs, part_waits, batch_runs
 
-    def end(self, now: float) -> None:
+    def end(self, now: float, gave_way: bool = False) -> None:
         took = max(0.0, now - self._began)
+        if self._batch_runs:
+            self._may_lose_s = min(MOST_LOST_S, self._may_lose_s + (-took if gave_way else LOST_SHARE * took))
         if self._part_runs:
             self._owed_s = max(0.0, self._owed_s - took)
         elif self._part_waits:

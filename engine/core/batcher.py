@@ -261,7 +261,8 @@ class Batcher:
     # --- steps
 
     def schedule(self, now: float) -> Step | None:
-        """The next step, or None when nothing can run. `commit` must follow before the next call."""
+        """The next step, or None when nothing can run. `commit`, `fail` or `gave_way` must follow before the next
+        call."""
         self._changes += 1
         first = next(iter(self.claims(now)), None)
         if first is not None:
@@ -277,11 +278,11 @@ class Batcher:
             rows = self._planner.rows(now, in_turn=False)
         self.seats.give_way(now)
         self._in_step = {row.request.request_id: row.request for row in rows}
-        return Step(rows) if rows else None
+        return Step(rows, self._planner.gives_way) if rows else None
 
-    def part_ends_at(self) -> float:
-        """When the part of a long prompt in the last step has to let others in; see StepPlanner.part_ends_at."""
-        return self._planner.part_ends_at()
+    def lets_in_at(self) -> float:
+        """When the last step has to let others in; see StepPlanner.lets_in_at."""
+        return self._planner.lets_in_at()
 
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
@@ -341,6 +342,15 @@ class Batcher:
             else:
                 self._finish(now, row.request, "error")
         return alive
+
+    def gave_way(self, now: float, step: Step) -> None:
+        """Handle a step that ended between two layers: what it computed is lost, and later steps compute it again."""
+        self._changes += 1
+        self._in_step = {}
+        self._planner.ended(now, gave_way=True)
+        for row in step.rows:
+            if row.request.finished:
+                self.blocks.release(row.request)
 
     # --- ends
 

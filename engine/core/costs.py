@@ -132,6 +132,11 @@ class StepCosts:
                 features = prefill_features(row.num_tokens, row.start)
                 self.served.computed(row.request.request_id, begin, features, seconds)
 
+    def gave_way(self, step: Step, seconds: float) -> None:
+        """A step computed nothing, for the sake of others."""
+        for row in step.rows:
+            self.served.lost(row.request.request_id, seconds)
+
     def handed_out(self, request_id: str, now: float) -> None:
         """A token of the request leaves this node. Call this after `observe` of its step."""
         self.served.handed_out(request_id, now, self.prefill.regression.estimate)

@@ -43,6 +43,10 @@ Inputs = dict[str, HiddenQueue | Exchange]
 """What parts of long prompts get from other nodes, by request id."""
 
 
+class _GaveWay(Exception):
+    """A step of class batch ends for others that have come."""
+
+
 class ModelSteps:
     """`transfers`: of requests whose KV leaves while it is computed, by request id; `arriving`: prefixes that arrive
     during the step."""
@@ -60,7 +64,8 @@ class ModelSteps:
         self.unread: dict[int, Exception] = {}  # of the last step's rows whose cold blocks could not be read: why
         self.late: dict[int, PartLate] = {}  # of the last step's rows for which another node has not answered yet
         self.ended: dict[int, int] = {}  # of the last step's parts that have not passed all layers: which they are in
-        self._part_ends_at = self._waits_until = inf  # monotonic seconds
+        self.gave_way = False  # the last step ended between two layers, without a result
+        self._lets_in_at = self._waits_until = inf  # monotonic seconds
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -74,19 +79,19 @@ class ModelSteps:
             return 0.0
         return self._draft.step_seconds * max((row.num_drafts for row in step.rows), default=0)
 
-    def part_ends_at(self, at: float) -> None:
+    def lets_in_at(self, at: float) -> None:
         """The part of the running step, or of the next one, ends behind the layer or the attention that it is in at
-        `at`, in monotonic seconds. On the event loop."""
-        self._part_ends_at = at
+        `at`, in monotonic seconds; and a step that gives way, behind its layer. On the event loop."""
+        self._lets_in_at = at
         for one in self.inputs.values():
             if isinstance(one, Exchange):
                 one.look_again()
 
-    def _part_left_s(self) -> float:
-        return self._part_ends_at - time.monotonic()
+    def _left_s(self) -> float:
+        return self._lets_in_at - time.monotonic()
 
     def _may_wait_s(self) -> float:
-        return min(self._part_ends_at, self._waits_until) - time.monotonic()
+        return min(self._lets_in_at, self._waits_until) - time.monotonic()
 
     def kept(self, place: int, request: Request, right: int) -> None:
         """Of a row of the last step, the first `right` draft tokens were accepted. On the event loop."""
@@ -100,6 +105,7 @@ class ModelSteps:
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
         self.losses, self.passed, self.unread, self.late, self.ended, self._ahead = {}, {}, {}, {}, {}, {}
+        self.gave_way = False
         decodes = any(not row.request.apart for row in step.rows)
         self._waits_until = begin + SLICE_S if decodes else inf  # they are behind the part
         for place, row in enumerate(step.rows):
@@ -135,16 +141,24 @@ class ModelSteps:
             def on_layer(layer: int, transfers: Transfers = transfers) -> None:
                 loop.call_soon_threadsafe(_layer_done, transfers, layer)
 
-            def before_layer(layer: int, gates: Gates = gates) -> None:
+            runner = self._weights.runner(weights)
+            gives_way = step.gives_way and runner.can_begin_again and not gates
+
+            def before_layer(layer: int, gates: Gates = gates, gives_way: bool = gives_way) -> None:
                 for gate in gates.values():
                     gate.wait(layer)
+                if gives_way and layer and self._left_s() <= 0:
+                    raise _GaveWay
 
-            runner = self._weights.runner(weights)
-            results = runner.step(
-                [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in rows],
-                on_layer if transfers else None,
-                before_layer if gates else None,
-            )
+            try:
+                results = runner.step(
+                    [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in rows],
+                    on_layer if transfers else None,
+                    before_layer if gates or gives_way else None,
+                )
+            except _GaveWay:
+                self.gave_way, self.ran, self.unusual = True, (begin, time.monotonic()), True
+                return [[] for _ in step.rows]
             self.losses |= {places[row]: loss for row, loss in runner.losses.items()}
             self._ahead |= {places[row]: (runner, outputs) for row, outputs in runner.ahead.items()}
             waited = waited or bool(gates)
@@ -153,7 +167,7 @@ class ModelSteps:
         return [sampled[place] for place in range(len(step.rows))]
 
     def _run_part(self, place: int, row: ScheduledRow, part: Part, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
-        """Some or all layers of a part: those of the row, or fewer if it has to end (`part_ends_at`)."""
+        """Some or all layers of a part: those of the row, or fewer if it has to end (`lets_in_at`)."""
         request, entering = row.request, part.hidden
         arrived, on_layer = self.inputs.get(request.request_id), self._leaving(row, loop)
         if isinstance(part, Stripes) and isinstance(arrived, Exchange):
@@ -200,7 +214,7 @@ class ModelSteps:
         def goes_on(layer: int) -> bool:
             nonlocal asked
             asked += 1
-            return layer in layers and (asked == 1 or (self._part_left_s() > 0 and not row.request.finished))
+            return layer in layers and (asked == 1 or (self._left_s() > 0 and not row.request.finished))
 
         return goes_on
 

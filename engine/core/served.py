@@ -67,6 +67,11 @@ class Served:
         while len(self._begun) > MAX_BEGUN:
             self._begun.popitem(last=False)
 
+    def lost(self, request_id: str, seconds: float) -> None:
+        """A step with this prompt gave way to others. Before its first step, a prompt has no time to lose."""
+        if (begun := self._begun.get(request_id)) is not None:
+            self._begun[request_id] = begun._replace(others_s=begun.others_s + seconds)
+
     def handed_out(self, request_id: str, now: float, prefill_s: Callable[[Features], float]) -> None:
         """A token of the request leaves this node. `prefill_s`: the prefill model, which has learned from its steps."""
         begun = self._begun.pop(request_id, None)

@@ -40,7 +40,8 @@ class StepPlanner:
         self._part_turns = PartTurns()
         self._part_waits = False  # a part could run, and other prompts go first
         self._part: Request | None = None  # of the last rows
-        self._others: set[Request] = set()  # that waited when a part was chosen
+        self.gives_way = False  # the last rows are of class batch, and are computed again if others come meanwhile
+        self._others: set[Request] = set()  # that waited when these rows, or a part, were chosen
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """Decodes first; empty if nothing can run. in_turn: a request that lacks seats or blocks keeps later requests
@@ -60,17 +61,22 @@ class StepPlanner:
         if self._cold.present:
             self._cold.cut(rows)
         self._part = next((row.request for row in rows if row.request.part is not None), None)
-        self._others = set(self._waiting_others()) if self._part is not None else set()
-        self._part_turns.begin(now, self._part is not None, self._part_waits)
+        batch = bool(rows) and all(_of_batch(row.request) and not row.request.apart for row in rows)
+        self.gives_way = batch and self._part_turns.batch_gives_way and not all(row.decodes for row in rows)
+        self._others = set(self._waiting_others()) if self._part is not None or self.gives_way else set()
+        self._part_turns.begin(now, self._part is not None, self._part_waits, batch)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
-    def ended(self, now: float) -> None:
+    def ended(self, now: float, gave_way: bool = False) -> None:
         """The step of the last `rows` has ended."""
-        self._part_turns.end(now)
+        self._part_turns.end(now, gave_way)
 
-    def part_ends_at(self) -> float:
-        """When the part of the last `rows` has to let other prompts in, on the clock of `now`; inf = nobody waits.
-        Those that come during the step count too."""
+    def lets_in_at(self) -> float:
+        """When the part of the last `rows` has to let other prompts in, or these rows give way, on the clock of `now`;
+        inf = nobody waits. Those that come during the step count too."""
+        if self.gives_way:
+            higher = (r for r in self._waiting_others() if RANK[r.service_class] < RANK[BATCH.name])
+            return 0.0 if any(request not in self._others for request in higher) else inf
         if (part := self._part) is None:
             return inf
         behind = RANK[part.service_class]
@@ -82,7 +88,7 @@ class StepPlanner:
         return min(found, default=inf)
 
     def _waiting_others(self) -> list[Request]:
-        """Prompts and hand-overs that wait while a part is in a step, without those that take their own turns."""
+        """Prompts and hand-overs that wait while a step runs, without those that take their own turns."""
         return [r for r in (*self._seats.prompts(), *self._seats.ready()) if not r.apart]
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
@@ -124,7 +130,8 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once. Prompts of class batch fill a step up to their
-        slice (sched/part_turns.py) and no more; that of the others does not end there. A step has one part at most."""
+        slice (sched/part_turns.py) and no more, and not one that begins with another; that of the others does not end
+        there. A step has one part at most."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
@@ -138,6 +145,8 @@ class StepPlanner:
                 break
             most = budget
             if _of_batch(request):
+                if rows and not _of_batch(rows[0].request):
+                    continue
                 if slice_tokens is None:
                     slice_tokens = self._prefill_budget(now, decodes, queue, request)
                 most = min(budget, slice_tokens - (whole - budget))

@@ -215,11 +215,10 @@ class Worker:
         return any(request.weights == weights for request in requests)
 
     def wake(self) -> None:
-        """Tell the loop that a request may have become runnable, for which the running step of a part may have to
-        end."""
+        """Tell the loop that a request may have become runnable, for which the running step may have to end."""
         self._wake.set()
-        if self._in_flight is not None and self._in_flight[0].has_parts:
-            self._model.part_ends_at(self.batcher.part_ends_at())
+        if self._in_flight is not None and self._in_flight[0].may_end:
+            self._model.lets_in_at(self.batcher.lets_in_at())
 
     def abort(self, request_id: str) -> Request | None:
         """End a request. The caller takes its transfer, if any, with `take_transfer`."""
@@ -320,8 +319,8 @@ class Worker:
             step = self.batcher.schedule(time.monotonic())
             for request, reason in self.batcher.stuck():
                 self.fail(request, reason)
-            if step is not None and step.has_parts:
-                self._model.part_ends_at(self.batcher.part_ends_at())
+            if step is not None and step.may_end:
+                self._model.lets_in_at(self.batcher.lets_in_at())
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             if running is not None:
@@ -347,6 +346,9 @@ class Worker:
                 self._handed_out.done()
                 continue
             self._in_flight = None
+            if self._model.gave_way:
+                self._give_way(step)
+                continue
             produced = self._commit(step, sampled, await self._settle(step))
 
     async def _sleep(self) -> None:
@@ -382,6 +384,16 @@ class Worker:
     def _answered(self, cold: Cold) -> None:
         cold.waits = False
         self.wake()
+
+    def _give_way(self, step: Step) -> None:
+        """Its rows lose the time of the step."""
+        begin, end = self._model.ran
+        self._idle = False
+        for row in step.rows:
+            row.request.journal.computed(begin, end, 0, end - begin)
+        self.costs.gave_way(step, end - begin)
+        self.batcher.gave_way(time.monotonic(), step)
+        self._handed_out.done()
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: error emissions of requests that cannot continue."""

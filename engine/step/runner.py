@@ -104,6 +104,14 @@ class Runner:
             return "with --offload auto, a pass reads the weights of all layers"
         return None
 
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether `before_layer` may raise, and a later step compute the same tokens: not where states have moved on,
+        or other ranks compute the same pass."""
+        model = self.model
+        states = 0 if model.groups is None else model.groups.num_states
+        return not states and model.alone and model.experts is None and model.draft is None
+
     def with_model(self, model: Model) -> Runner:
         """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
         other = Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)

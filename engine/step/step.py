@@ -61,6 +61,7 @@ class ScheduledRow:
 @dataclass(slots=True)
 class Step:
     rows: list[ScheduledRow]  # decodes (one token) first
+    gives_way: bool = False  # it may end without a result behind any layer, and is computed again (sched/part_turns.py)
 
     @property
     def num_tokens(self) -> int:
@@ -75,6 +76,11 @@ class Step:
     def has_parts(self) -> bool:
         """Whether a row is the part that this node computes of a long prompt: some of its layers, or of its tokens."""
         return any(row.request.part is not None for row in self.rows)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether it may have to end before all its rows have passed their layers, because others come."""
+        return self.gives_way or self.has_parts
 
     @property
     def has_cold(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from cache.pool.block_pool import OutOfBlocks
 from engine.step.request import Request, RequestState
 from sched.batching import BoundedSteps, DecodeFirst
 from sched.classes import BATCH, CLASSES
-from sched.part_turns import RECENT_S, SLICE_S
+from sched.part_turns import LOST_SHARE, MOST_LOST_S, RECENT_S, SLICE_S, PartTurns
 from sched.queueing import EDF, FCFS, OVERDUE_OBJECTIVES, queue_orders
 from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
 
@@ -181,7 +183,9 @@ class Linear:
 
 def test_while_others_come_prompts_of_class_batch_get_a_slice_of_a_step():
     """Who comes next waits for a slice, and not for the step that it is in itself. The order decides who goes first."""
-    b = batcher(blocks=400, block_size=4, budget=400, order=EDF(), policy=BoundedSteps(DecodeFirst(), 1.0, Linear()))
+    b = batcher(
+        blocks=400, block_size=4, seqs=8, budget=400, order=EDF(), policy=BoundedSteps(DecodeFirst(), 1.0, Linear())
+    )
     for i in range(20):
         b.add(0, of(f"b{i}", BATCH.name, [10 + i] * 60, 0.0, 1))
 
@@ -198,7 +202,7 @@ def test_while_others_come_prompts_of_class_batch_get_a_slice_of_a_step():
     assert step(0.0)[BATCH.name] > 4 * slice_tokens, "nobody else is here"
     b.add(1, of("chat", "interactive", [99] * 20, 1.0, 1))
     mixed = step(1.0)
-    assert mixed["interactive"] == 20 and mixed.get(BATCH.name, 0) <= slice_tokens - 20
+    assert mixed == {"interactive": 20}, "its first token waits for nothing of class batch"
     assert 0 < step(1.1)[BATCH.name] <= slice_tokens
     b.add(2, of("long", "standard", [98] * 300, 2.0, 1))
     assert step(2.0) == {"standard": 300}, "it gets the step whole, and batch nothing of it"
@@ -220,6 +224,65 @@ def test_an_old_prompt_of_class_batch_in_front_takes_its_slice_and_not_the_step_
     run_step(b, now, chosen)
     run_dry(b)
     assert all(r.finish_reason == "length" for r in (old, std, late))
+
+
+def test_a_step_of_class_batch_gives_way_to_who_comes_and_is_computed_again():
+    b = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=EDF())
+    streams = [of(f"b{i}", BATCH.name, [10 + i] * 50, 0.0, 3) for i in range(4)]
+    for one in streams:
+        b.add(0, one)
+    first = b.schedule(0)
+    assert first.gives_way and b.lets_in_at() == inf
+    b.add(0, of("another", BATCH.name, [7] * 5, 0.0, 1))
+    assert b.lets_in_at() == inf, "its class waits"
+    chat = of("chat", "interactive", [99] * 6, 0.01, 2)
+    b.add(0.01, chat)
+    assert b.lets_in_at() <= 0.01
+    b.abort(0.01, first.rows[0].request.request_id)
+    b.gave_way(0.02, first)
+    b.check_integrity()
+    second = b.schedule(0.02)
+    assert [row.request for row in second.rows] == [chat] and not second.gives_way and b.lets_in_at() == inf
+    run_step(b, 0.03, second)
+    run_dry(b)
+    assert list(chat.output_ids) == alone([99] * 6, 2)
+    ended = streams.index(first.rows[0].request)
+    for i, one in enumerate(streams):
+        assert list(one.output_ids) == ([] if i == ended else alone([10 + i] * 50, 3))
+    assert b.pool.usage()["held"] == 0
+
+
+def test_who_already_waited_when_the_step_was_chosen_does_not_end_it():
+    """It could not run then."""
+    b = batcher(blocks=400, block_size=4, seqs=1, budget=64, order=FCFS())
+    b.add(0, of("b", BATCH.name, [1] * 100, 0.0, 2))
+    run_step(b, 0, b.schedule(0))
+    b.add(1, of("chat", "interactive", [9] * 6, 1.0, 2))
+    step = b.schedule(1)
+    assert step.gives_way and b.lets_in_at() == inf, "there is one seat"
+    b.add(1, of("other", "interactive", [8] * 6, 1.0, 2))
+    assert b.lets_in_at() <= 1
+    run_step(b, 1, step)
+    run_dry(b)
+
+
+def test_decodes_of_class_batch_do_not_give_way():
+    b, _ = full_of_batch(EDF())
+    step = b.schedule(10)
+    assert all(row.decodes for row in step.rows) and not step.gives_way
+
+
+@given(st.lists(st.floats(0.001, 0.3), min_size=1, max_size=200))
+def test_class_batch_loses_a_fifth_of_its_time_at_most(steps):
+    """Although somebody comes in each step that could give way."""
+    turns, now, lost, won = PartTurns(), 0.0, 0.0, 0.0
+    for took in steps:
+        gives_way = turns.batch_gives_way
+        turns.begin(now, False, False, batch_runs=True)
+        now += took
+        turns.end(now, gives_way)
+        lost, won = (lost + took, won) if gives_way else (lost, won + took)
+    assert lost <= MOST_LOST_S + LOST_SHARE * won + max(steps) + 1e-9
 
 
 class PerPrompt(DecodeFirst):

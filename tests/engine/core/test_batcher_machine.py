@@ -6,6 +6,8 @@ The toy model's next token depends on the whole context, so a lost, doubled or m
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -120,6 +122,13 @@ class BatcherMachine(RuleBasedStateMachine):
         done = self.batcher.commit(self.now, self.step, sampled)
         for request, index, kept in done.emitted:
             assert list(request.output_ids)[-kept:] == sampled[index][:kept]
+        self.step = None
+
+    @precondition(lambda self: self.step is not None and self.step.gives_way)
+    @rule()
+    def give_way(self):
+        assert self.batcher.lets_in_at() in (0.0, inf)
+        self.batcher.gave_way(self.now, self.step)
         self.step = None
 
     @rule(limit=st.integers(1, 3))

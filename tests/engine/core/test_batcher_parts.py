@@ -369,14 +369,14 @@ def test_a_hand_over_joins_the_next_step_of_a_part_that_is_owed_time():
     b.add(1, request("short", [7] * 12, max_tokens=1))
     run_step(b, 2.0, b.schedule(1.0))
     step = b.schedule(2.0)
-    assert [row.request for row in step.rows] == [r] and b.part_ends_at() == inf
+    assert [row.request for row in step.rows] == [r] and b.lets_in_at() == inf
     later = request("later", [5] * 12, max_tokens=1)
     b.add(2.1, later)
-    assert b.part_ends_at() == pytest.approx(3.0)
+    assert b.lets_in_at() == pytest.approx(3.0)
     pushed = request("pushed", [2] * 4, max_tokens=2)
     b.reserve(2.1, pushed)
     b.arrived(2.1, pushed, 3)
-    assert b.part_ends_at() <= 2.1
+    assert b.lets_in_at() <= 2.1
     cut(b, step, 2.2, 2)
     assert {row.request for row in b.schedule(2.2).rows} == {r, pushed}
 
@@ -410,19 +410,19 @@ def test_one_stream_costs_a_chunk_of_the_whole_budget_no_step():
 def test_other_prompts_are_let_in():
     b = batcher(blocks=64, budget=32)
     r = begun_stage(b, 1)
-    assert b.part_ends_at() == inf
+    assert b.lets_in_at() == inf
     step = b.schedule(1.0)
-    assert b.part_ends_at() == inf
+    assert b.lets_in_at() == inf
     low = request("low", [7] * 12, max_tokens=1)
     low.service_class = "batch"
     b.add(1.1, low)
-    assert b.part_ends_at() == inf, "its class waits"
+    assert b.lets_in_at() == inf, "its class waits"
     loading, short = request("loading", [9] * 12, max_tokens=1), request("short", [8] * 12, max_tokens=1)
     b.add(1.1, loading)
     b.loads(1.1, 4)
-    assert loading.state is RequestState.LOADING and b.part_ends_at() == inf, "it could not run"
+    assert loading.state is RequestState.LOADING and b.lets_in_at() == inf, "it could not run"
     b.add(1.2, short)
-    assert b.part_ends_at() <= 1.2
+    assert b.lets_in_at() <= 1.2
     cut(b, step, 1.2, 2)
     run_step(b, 1.6, b.schedule(1.2))
     assert short.finished
@@ -430,11 +430,11 @@ def test_other_prompts_are_let_in():
     b.add(1.6, later)
     step = b.schedule(1.6)
     assert [row.request for row in step.rows] == [r], "it is owed as long as the others took"
-    assert b.part_ends_at() == pytest.approx(2.0)
+    assert b.lets_in_at() == pytest.approx(2.0)
     urgent = request("urgent", [4] * 12, max_tokens=1)
     urgent.service_class = "interactive"
     b.add(1.7, urgent)
-    assert b.part_ends_at() <= 1.7
+    assert b.lets_in_at() <= 1.7
     run_step(b, 1.7, step)
     run_step(b, 1.8, step := b.schedule(1.7))
     assert {row.request for row in step.rows} == {urgent, later}
@@ -445,10 +445,10 @@ def test_who_lacks_blocks_is_looked_at_again_soon():
     r, large = begun_stage(b, 1), request("large", [8] * 40, max_tokens=1)
     b.add(1, large)
     step = b.schedule(2.0)
-    assert [row.request for row in step.rows] == [r] and b.part_ends_at() == 2.0 + SLICE_S
+    assert [row.request for row in step.rows] == [r] and b.lets_in_at() == 2.0 + SLICE_S
     small = request("small", [7] * 4, max_tokens=1)
     b.add(2.01, small)
-    assert b.part_ends_at() == 2.0
+    assert b.lets_in_at() == 2.0
 
 
 def test_a_chunk_between_two_layers_loses_its_blocks_or_ends():

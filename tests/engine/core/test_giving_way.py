@@ -203,7 +203,7 @@ class Cluster:
     def cut(self, node: int, row: ScheduledRow, waits: bool) -> bool:
         """The part of a step ends between two layers, because other prompts have come: where it waits, or anywhere
         behind its first layer."""
-        lets_in = self.nodes[node].part_ends_at() <= self.now if waits else self.random.random() < 0.3
+        lets_in = self.nodes[node].lets_in_at() <= self.now if waits else self.random.random() < 0.3
         borders = list(row.layers)[0 if waits else 1 :]
         if lets_in and borders:
             row.stay(self.random.choice(borders))

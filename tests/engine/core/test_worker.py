@@ -11,7 +11,7 @@ import pytest
 from cache.block import BlockGeometry
 from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
-from engine.core.batcher import Batcher
+from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
 from engine.core.emissions import Emission
 from engine.core.prefix_loads import MAX_LOADS_IN_FLIGHT
@@ -25,6 +25,8 @@ from engine.step.cold import Cold
 from engine.step.request import Request, RequestState
 from net.errors import RemoteError
 from net.metrics.events import Metrics
+from sched.batching import DecodeFirst
+from sched.queueing import EDF
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 ROOT = root_key("toy", GEOMETRY)
@@ -66,9 +68,9 @@ class NoPrefix:
         pass
 
 
-def make(num_blocks: int = 64) -> tuple[Worker, Counting]:
-    pool, metrics, runner = BlockPool(num_blocks), Metrics("m", "n"), Counting()
-    batcher = Batcher(pool, 4, 4, 64, 1000, {0})
+def make(num_blocks: int = 64, runner: Counting | None = None) -> tuple[Worker, Counting]:
+    pool, metrics, runner = BlockPool(num_blocks), Metrics("m", "n"), runner or Counting()
+    batcher = Batcher(pool, 4, 4, 64, 1000, {0}, BatchRules(True, DecodeFirst(), EDF()))
     publisher = Publisher(pool, None, metrics)
     return Worker(batcher, runner, Reuse(NoPrefix(), publisher), StepCosts(), metrics), runner  # type: ignore[arg-type]
 
@@ -155,6 +157,64 @@ async def test_a_prompt_that_comes_during_a_step_is_in_the_next_one():
     await worker.close()
 
 
+class Layered(Counting):
+    """Its steps have three layers, and wait for `gate` between the first two."""
+
+    can_begin_again = True
+
+    def step(self, rows: Any, on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
+        if before_layer is not None:
+            before_layer(0)
+        chosen = super().step(rows)
+        for layer in (1, 2):
+            if before_layer is not None:
+                before_layer(layer)
+        return chosen
+
+
+async def test_a_step_of_class_batch_ends_for_a_prompt_that_comes():
+    worker, runner = make(runner=Layered())
+    got: list[tuple[str, int]] = []
+    worker.start(lambda emissions: got.extend((e.request.request_id, e.token_id) for e in emissions))
+    runner.gate.clear()
+    batch, chat = request("batch", 9, 2), request("chat", 5, 1, token=2)
+    batch.service_class, chat.service_class = "batch", "interactive"
+    worker.add(batch)
+    assert await asyncio.to_thread(runner.wait_for_step, 1)
+    learned = worker.costs.prefill.regression.observations
+    worker.add(chat)
+    await until(lambda: chat.looked_up and chat.state is RequestState.WAITING)
+    runner.gate.set()
+    await until(lambda: len(got) == 3)
+    assert runner.begun == [[0], [0], [0], [9]], "batch's prompt twice: nobody came during the second time"
+    assert got == [("chat", 102), ("batch", 103), ("batch", 104)]
+    assert worker.costs.prefill.regression.observations == learned + 2, "of two steps that ended"
+    lost = next(entry for entry in batch.journal.drain(0.0) if entry[1] == "computed")[2]
+    assert lost["others_s"] > 0
+    await worker.close()
+    worker.batcher.check_integrity()
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+async def test_an_abort_in_a_step_that_gives_way_frees_the_blocks():
+    worker, runner = make(runner=Layered())
+    worker.start(lambda emissions: None)
+    runner.gate.clear()
+    batch, chat = request("batch", 9, 2), request("chat", 5, 1, token=2)
+    batch.service_class, chat.service_class = "batch", "interactive"
+    worker.add(batch)
+    assert await asyncio.to_thread(runner.wait_for_step, 1)
+    worker.add(chat)
+    await until(lambda: chat.looked_up and chat.state is RequestState.WAITING)
+    worker.abort("batch")
+    assert worker.batcher.pool.references()["request"] > 0, "the step still writes there"
+    runner.gate.set()
+    await until(lambda: chat.finished)
+    await until(lambda: worker.batcher.pool.references()["request"] == 0)
+    await worker.close()
+    worker.batcher.check_integrity()
+
+
 async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
     """The last step of one request hands out; its consumer queues the next request at that very moment."""
     worker, _ = make()
@@ -218,7 +278,7 @@ class BrokenTier:
 @pytest.mark.expects_error("the prefix load of r failed")
 async def test_a_request_beyond_memory_without_a_room_ends():
     pool, metrics, runner = BlockPool(64), Metrics("m", "n"), Counting()
-    batcher = Batcher(pool, 4, 4, 64, 1000, {0})
+    batcher = Batcher(pool, 4, 4, 64, 1000, {0}, BatchRules(True, DecodeFirst(), EDF()))
     reuse = Reuse(BrokenTier(), Publisher(pool, None, metrics))
     worker = Worker(batcher, runner, reuse, StepCosts(), metrics)  # type: ignore[arg-type]
     got: list[Emission] = []

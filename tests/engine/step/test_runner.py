@@ -1,5 +1,7 @@
 """The runner: step metadata against a naive construction, order of results, hooks, and step times."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -207,6 +209,39 @@ def test_an_error_in_the_hook_reaches_the_caller():
     with pytest.raises(RuntimeError, match="push of layer 0 failed"):
         ours.step([greedy_row([1], 0, [0])], on_layer)
     assert ours.step([greedy_row([1], 0, [0])])[0]
+
+
+def test_a_step_that_ended_between_two_layers_is_computed_again_as_if_nothing_had_been():
+    """Other rows were computed in between, and the second time it has other chunks."""
+    prompt, other, blocks = list(range(100, 140)), list(range(50, 60)), [3, 4, 5]
+    whole = runner(tiny())
+    (want,) = whole.step([greedy_row(prompt, 0, blocks)])
+    one = runner(tiny())
+    assert one.can_begin_again
+
+    def end(layer: int) -> None:
+        if layer == one.model.config.num_layers - 1:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        one.step([greedy_row(prompt, 0, blocks)], before_layer=end)
+    one.step([greedy_row(other, 0, [7])])
+    one.step([Row(prompt[:BLOCK_SIZE], 0, blocks)])
+    (got,) = one.step([greedy_row(prompt[BLOCK_SIZE:], BLOCK_SIZE, blocks)])
+    assert got[0].token_id == want[0].token_id
+    torch.testing.assert_close(one.kv_pool[blocks[:2]], whole.kv_pool[blocks[:2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alone", False), ("experts", object()), ("draft", object()), ("groups", Mock(num_states=2))]
+)
+def test_ranks_and_states_cannot_compute_a_step_again(monkeypatch, name, value):
+    one = runner(tiny())
+    monkeypatch.setattr(one.model, name, value)
+    assert not one.can_begin_again
+    if name == "groups":
+        value.num_states = 0
+        assert one.can_begin_again, "windows alone"
 
 
 def test_step_time_says_what_the_step_did():
