@@ -17,6 +17,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -97,8 +98,9 @@ def judge(entries: Sequence[str], marks: Sequence[pytest.Mark]) -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def no_unexpected_errors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails the test for error lines since the last test ended: those of the set-up of its module count too."""
+def no_unexpected_errors(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Fails the test for error lines since the last test ended: those of the set-up of its module count too. With
+    `tmp_path`, in which nodes keep their logs: pytest removes it after this, not before."""
     root = logging.getLogger()
     root.addHandler(HERE)
     yield

@@ -193,6 +193,7 @@ def test_a_node_whose_blocks_differ_is_in_no_prefill_group(start: Start, tiny_mo
         def stages(prompt: list[int]) -> tuple[str, set[str]]:
             """The answer, and the nodes of the group that computed the prompt."""
             body = complete(url, prompt, COUNT, ignore_eos=True)
+            settled(cluster)  # a node may tell of its stage after the answer
             events = timeline(url, body["id"])["events"]
             return body["choices"][0]["text"], {event["node"] for event in events if event["event"] == "stage"}
 
