@@ -199,8 +199,8 @@ class Node:
             self.store.keeper.start()
         self.measures.phase("HTTP and joining")
         if config.computes:
-            assert self.door.grammars is not None, "a node with a model has a tokenizer"
-            engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
+            imported = asyncio.Event()
+            engine, _ = await asyncio.gather(self._load_engine(imported), self._prepare_grammars(imported))
             self.serving.engine = engine
             watch_engine(self.measures.metrics, engine)
             await self.weights.hold()
@@ -312,14 +312,22 @@ class Node:
         log.info("a member still has this name: waiting until it proves that it is alive, or is given up")
         return JOIN_S + presets[self.config.net].suspicion_max_s(len(members))
 
-    async def _load_engine(self) -> Engine:
+    async def _prepare_grammars(self, imported: asyncio.Event) -> None:
+        """Next to the loading of weights, which seldom needs the interpreter lock; the import of torch always does."""
+        assert self.door.grammars is not None, "a node with a model has a tokenizer"
+        await imported.wait()
+        await asyncio.to_thread(self.door.grammars.prepare)
+
+    async def _load_engine(self, imported: asyncio.Event) -> Engine:
         """Runs in a thread: importing torch takes a second. A store node does not import it."""
+        loop = asyncio.get_running_loop()
 
         def load() -> tuple[type[Engine], LoadedModel]:
             from engine.loading.load_model import load_model
             from engine.node.engine import Engine
 
             self.measures.phase("torch")
+            loop.call_soon_threadsafe(imported.set)
             find = self._find_weights(calls) if self.config.weights_from_store else None
             parts = self.config, self.geometry, self.source, self._draft, Progress(), self.door.grammars
             door = None if self._sharing is None else self._sharing.door
@@ -331,8 +339,9 @@ class Node:
         # the spinning of all teams if they have more threads than there are cores.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
             try:
-                engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
+                engine, loaded = await loop.run_in_executor(loading, load)
             finally:
+                imported.set()  # also if it failed
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         forget_header()
         self.measures.phase("weights")
