@@ -11,9 +11,12 @@ Without other prompts, a part loses nothing.
 
 The order of the queue decides whether prompts of class batch go before others. While prompts of higher classes come,
 
-- those of class batch get no more of a step than SLICE_S, and nothing of a step that computes a prompt before them;
-- a step that computes nothing else *gives way*: it ends behind the layer that it is in, and is computed again later. So
-  nobody waits for a slice, and class batch loses up to LOST_SHARE of its time.
+- those of class batch get no more of a step than SLICE_S;
+- a step that computes nothing else *gives way*: it ends behind the layer that it is in, and is computed again later;
+- one that computes a prompt before them leaves them out.
+
+So nobody waits for a slice, as long as class batch loses no more than LOST_SHARE of its time by the last two. Where
+more prompts come, it gets what they leave of each step, and its own steps run to their end.
 """
 
 from __future__ import annotations
@@ -27,10 +30,13 @@ RECENT_S = 3.0
 """Prompts of a class above batch come if one was here in these last seconds."""
 
 LOST_SHARE = 0.2
-"""Of the time of steps of class batch, in steps that give way."""
+"""Of the time of steps of class batch alone: so much may be lost in steps that give way, or leave it out."""
 
 MOST_LOST_S = 0.2
-"""Seconds that they may lose at once, after a time in which they lost nothing."""
+"""This much may be lost after a time in which nothing was, in seconds. The step in which it ends counts whole."""
+
+GIVES_WAY_S = 60.0
+"""Steps give way if a higher class was here in these last seconds: one that may do so is computed layer by layer."""
 
 MOST_OWED_S = 1.0
 """A part is owed this much at most: what comes after a long queue does not wait for all of it."""
@@ -42,7 +48,8 @@ class PartTurns:
     def __init__(self) -> None:
         self._owed_s = 0.0
         self._higher_at = -inf  # when a prompt of a class above batch was last here
-        self._began, self._part_runs, self._part_waits, self._batch_runs = 0.0, False, False, False
+        self._began, self._part_runs, self._part_waits = 0.0, False, False
+        self._batch_runs, self._batch_left_out = False, False
         self._may_lose_s = MOST_LOST_S
 
     @property
@@ -51,9 +58,13 @@ class PartTurns:
         return self._owed_s > 0
 
     @property
-    def batch_gives_way(self) -> bool:
-        """Whether a step that computes only class batch may give way."""
+    def batch_may_lose(self) -> bool:
+        """Whether a step may leave class batch out."""
         return self._may_lose_s > 0
+
+    def batch_gives_way(self, now: float) -> bool:
+        """Whether a step that computes only class batch may give way."""
+        return self.batch_may_lose and now - self._higher_at < GIVES_WAY_S
 
     def lets_in_at(self, higher: bool, was_here: bool) -> float:
         """When the part of the running step has to let a prompt in. higher: of a higher class than the part. was_here:
@@ -70,14 +81,20 @@ class PartTurns:
         """A prompt of a class above batch is here."""
         self._higher_at = now
 
-    def begin(self, now: float, part_runs: bool, part_waits: bool, batch_runs: bool = False) -> None:
-        """A step begins: with a part, or while one waits that could run; or one that computes only class batch."""
-        self._began, self._part_runs, self._part_waits, self._batch_runs = now, part_runs, part_waits, batch_runs
+    def begin(
+        self, now: float, part_runs: bool, part_waits: bool, batch_runs: bool = False, batch_left_out: bool = False
+    ) -> None:
+        """A step begins: with a part, or while one waits that could run; or one that computes only class batch, or that
+        leaves it out."""
+        self._began, self._part_runs, self._part_waits = now, part_runs, part_waits
+        self._batch_runs, self._batch_left_out = batch_runs, batch_left_out
 
     def end(self, now: float, gave_way: bool = False) -> None:
         took = max(0.0, now - self._began)
-        if self._batch_runs:
-            self._may_lose_s = min(MOST_LOST_S, self._may_lose_s + (-took if gave_way else LOST_SHARE * took))
+        if gave_way or self._batch_left_out:
+            self._may_lose_s -= took
+        elif self._batch_runs:
+            self._may_lose_s = min(MOST_LOST_S, self._may_lose_s + LOST_SHARE * took)
         if self._part_runs:
             self._owed_s = max(0.0, self._owed_s - took)
         elif self._part_waits:

@@ -278,7 +278,7 @@ class Batcher:
             rows = self._planner.rows(now, in_turn=False)
         self.seats.give_way(now)
         self._in_step = {row.request.request_id: row.request for row in rows}
-        return Step(rows, self._planner.gives_way) if rows else None
+        return Step(rows, self._planner.gives_way, self._planner.left_out) if rows else None
 
     def lets_in_at(self) -> float:
         """When the last step has to let others in; see StepPlanner.lets_in_at."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.core.served import Served
 from engine.speculation.speculative import VerifyCost
@@ -132,10 +132,10 @@ class StepCosts:
                 features = prefill_features(row.num_tokens, row.start)
                 self.served.computed(row.request.request_id, begin, features, seconds)
 
-    def gave_way(self, step: Step, seconds: float) -> None:
-        """A step computed nothing, for the sake of others."""
-        for row in step.rows:
-            self.served.lost(row.request.request_id, seconds)
+    def waited(self, requests: Iterable[Request], seconds: float) -> None:
+        """A step computed nothing of these, for the sake of others."""
+        for request in requests:
+            self.served.lost(request.request_id, seconds)
 
     def handed_out(self, request_id: str, now: float) -> None:
         """A token of the request leaves this node. Call this after `observe` of its step."""

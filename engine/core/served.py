@@ -68,7 +68,7 @@ class Served:
             self._begun.popitem(last=False)
 
     def lost(self, request_id: str, seconds: float) -> None:
-        """A step with this prompt gave way to others. Before its first step, a prompt has no time to lose."""
+        """A step gave way with this prompt, or left it out. Before its first step, a prompt has no time to lose."""
         if (begun := self._begun.get(request_id)) is not None:
             self._begun[request_id] = begun._replace(others_s=begun.others_s + seconds)
 

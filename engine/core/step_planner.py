@@ -6,7 +6,7 @@ prompts get it. A row is chosen only if its request has a seat and blocks for it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from engine.core.cold_turns import ColdTurns
@@ -42,6 +42,8 @@ class StepPlanner:
         self._part: Request | None = None  # of the last rows
         self.gives_way = False  # the last rows are of class batch, and are computed again if others come meanwhile
         self._others: set[Request] = set()  # that waited when these rows, or a part, were chosen
+        self.left_out: list[Request] = []  # of class batch, that the last rows left out for others
+        self._for_higher = False  # a row of class batch computes what a higher one waits for
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """Decodes first; empty if nothing can run. in_turn: a request that lacks seats or blocks keeps later requests
@@ -62,9 +64,13 @@ class StepPlanner:
             self._cold.cut(rows)
         self._part = next((row.request for row in rows if row.request.part is not None), None)
         batch = bool(rows) and all(_of_batch(row.request) and not row.request.apart for row in rows)
-        self.gives_way = batch and self._part_turns.batch_gives_way and not all(row.decodes for row in rows)
-        self._others = set(self._waiting_others()) if self._part is not None or self.gives_way else set()
-        self._part_turns.begin(now, self._part is not None, self._part_waits, batch)
+        self.gives_way = batch and not self._for_higher and self._part_turns.batch_gives_way(now)
+        self.gives_way = self.gives_way and not all(row.decodes for row in rows)
+        if self.gives_way:
+            self._others = set(self._higher())
+        else:
+            self._others = set(self._waiting_others()) if self._part is not None else set()
+        self._part_turns.begin(now, self._part is not None, self._part_waits, batch, bool(self.left_out))
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def ended(self, now: float, gave_way: bool = False) -> None:
@@ -75,8 +81,7 @@ class StepPlanner:
         """When the part of the last `rows` has to let other prompts in, or these rows give way, on the clock of `now`;
         inf = nobody waits. Those that come during the step count too."""
         if self.gives_way:
-            higher = (r for r in self._waiting_others() if RANK[r.service_class] < RANK[BATCH.name])
-            return 0.0 if any(request not in self._others for request in higher) else inf
+            return 0.0 if any(request not in self._others for request in self._higher()) else inf
         if (part := self._part) is None:
             return inf
         behind = RANK[part.service_class]
@@ -90,6 +95,11 @@ class StepPlanner:
     def _waiting_others(self) -> list[Request]:
         """Prompts and hand-overs that wait while a step runs, without those that take their own turns."""
         return [r for r in (*self._seats.prompts(), *self._seats.ready()) if not r.apart]
+
+    def _higher(self) -> Iterator[Request]:
+        """Of a class above batch, those that wait for a step."""
+        parts = (r for r in self._seats.prompts() if r.part is not None and r.num_ready)
+        return (r for r in (*self._waiting_others(), *parts) if RANK[r.service_class] < RANK[BATCH.name])
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
@@ -130,12 +140,13 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once. Prompts of class batch fill a step up to their
-        slice (sched/part_turns.py) and no more, and not one that begins with another; that of the others does not end
-        there. A step has one part at most."""
+        slice (sched/part_turns.py) and no more, and mostly not one that begins with another; that of the others does
+        not end there. A step has one part at most."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
         rows: list[ScheduledRow] = []
+        self.left_out, self._for_higher = [], False
         taken: set[str] = set()
         by_budget = not self._cold.present
         whole, slice_tokens = budget, None
@@ -145,7 +156,8 @@ class StepPlanner:
                 break
             most = budget
             if _of_batch(request):
-                if rows and not _of_batch(rows[0].request):
+                if rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose:
+                    self.left_out.append(request)
                     continue
                 if slice_tokens is None:
                     slice_tokens = self._prefill_budget(now, decodes, queue, request)
@@ -164,6 +176,7 @@ class StepPlanner:
                 blocked = in_turn
                 continue
             if waits and (ahead := self._computing_for(request)) is not None:
+                self._for_higher = self._for_higher or not _of_batch(request)
                 request, waits = ahead, False
             if request.request_id in taken:
                 continue

@@ -388,10 +388,12 @@ class Worker:
     def _give_way(self, step: Step) -> None:
         """Its rows lose the time of the step."""
         begin, end = self._model.ran
+        if self._recorder is not None:
+            self._recorder.add(step, begin, end, self._idle, True)
         self._idle = False
         for row in step.rows:
-            row.request.journal.computed(begin, end, 0, end - begin)
-        self.costs.gave_way(step, end - begin)
+            row.request.journal.computed(begin, end, 0, 0.0 if row.decodes else end - begin)
+        self.costs.waited((row.request for row in step.rows), end - begin)
         self.batcher.gave_way(time.monotonic(), step)
         self._handed_out.done()
 
@@ -408,6 +410,7 @@ class Worker:
         for row, seconds in zip(step.rows, others_s, strict=True):
             row.request.journal.computed(begin, end, row.num_tokens if row.ends else 0, seconds)
         self.costs.ran(step, begin, others_s)
+        self.costs.waited(step.left_out, end - begin)
         failed = [*failed, *settle_losses(time.monotonic(), self.batcher, step, self._model.losses)]
         tokens = [self._kept(place, row, sampled[place]) for place, row in enumerate(step.rows)]
         done = self.batcher.commit(time.monotonic(), step, tokens)

@@ -107,10 +107,12 @@ class Runner:
     @property
     def can_begin_again(self) -> bool:
         """Whether `before_layer` may raise, and a later step compute the same tokens: not where states have moved on,
-        or other ranks compute the same pass."""
+        other ranks compute the same pass, or weights of later layers are on their way. On a device that computes later,
+        all layers are queued before anybody comes."""
         model = self.model
         states = 0 if model.groups is None else model.groups.num_states
-        return not states and model.alone and model.experts is None and model.draft is None
+        plain = model.experts is None and model.draft is None and model.offload is None
+        return plain and not states and model.alone and not self._gpu.asynchronous
 
     def with_model(self, model: Model) -> Runner:
         """A runner of another model of the same shape over the same pool, on one rank and without recordings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cache.block import BlockKey
@@ -62,6 +63,7 @@ class ScheduledRow:
 class Step:
     rows: list[ScheduledRow]  # decodes (one token) first
     gives_way: bool = False  # it may end without a result behind any layer, and is computed again (sched/part_turns.py)
+    left_out: Sequence[Request] = ()  # of class batch, that wait for its prompts of higher classes
 
     @property
     def num_tokens(self) -> int:

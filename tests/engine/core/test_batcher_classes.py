@@ -12,7 +12,7 @@ from cache.pool.block_pool import OutOfBlocks
 from engine.step.request import Request, RequestState
 from sched.batching import BoundedSteps, DecodeFirst
 from sched.classes import BATCH, CLASSES
-from sched.part_turns import LOST_SHARE, MOST_LOST_S, RECENT_S, SLICE_S, PartTurns
+from sched.part_turns import GIVES_WAY_S, LOST_SHARE, MOST_LOST_S, RECENT_S, SLICE_S, PartTurns
 from sched.queueing import EDF, FCFS, OVERDUE_OBJECTIVES, queue_orders
 from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
 
@@ -226,8 +226,15 @@ def test_an_old_prompt_of_class_batch_in_front_takes_its_slice_and_not_the_step_
     assert all(r.finish_reason == "length" for r in (old, std, late))
 
 
+def a_chat_was_here(b) -> None:
+    """Only then do steps give way."""
+    b.add(0, of("before", "interactive", [3] * 5, 0.0, 1))
+    run_step(b, 0, b.schedule(0))
+
+
 def test_a_step_of_class_batch_gives_way_to_who_comes_and_is_computed_again():
     b = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=EDF())
+    a_chat_was_here(b)
     streams = [of(f"b{i}", BATCH.name, [10 + i] * 50, 0.0, 3) for i in range(4)]
     for one in streams:
         b.add(0, one)
@@ -255,6 +262,7 @@ def test_a_step_of_class_batch_gives_way_to_who_comes_and_is_computed_again():
 def test_who_already_waited_when_the_step_was_chosen_does_not_end_it():
     """It could not run then."""
     b = batcher(blocks=400, block_size=4, seqs=1, budget=64, order=FCFS())
+    a_chat_was_here(b)
     b.add(0, of("b", BATCH.name, [1] * 100, 0.0, 2))
     run_step(b, 0, b.schedule(0))
     b.add(1, of("chat", "interactive", [9] * 6, 1.0, 2))
@@ -272,17 +280,54 @@ def test_decodes_of_class_batch_do_not_give_way():
     assert all(row.decodes for row in step.rows) and not step.gives_way
 
 
-@given(st.lists(st.floats(0.001, 0.3), min_size=1, max_size=200))
+@given(st.lists(st.tuples(st.floats(0.001, 0.3), st.booleans()), min_size=1, max_size=200))
 def test_class_batch_loses_a_fifth_of_its_time_at_most(steps):
-    """Although somebody comes in each step that could give way."""
+    """Although somebody comes in each step that could give way, or leave it out."""
     turns, now, lost, won = PartTurns(), 0.0, 0.0, 0.0
-    for took in steps:
-        gives_way = turns.batch_gives_way
-        turns.begin(now, False, False, batch_runs=True)
+    for took, others in steps:
+        turns.seen_higher(now)
+        left_out, gives_way = others and turns.batch_may_lose, not others and turns.batch_gives_way(now)
+        turns.begin(now, False, False, batch_runs=not others, batch_left_out=left_out)
         now += took
         turns.end(now, gives_way)
-        lost, won = (lost + took, won) if gives_way else (lost, won + took)
-    assert lost <= MOST_LOST_S + LOST_SHARE * won + max(steps) + 1e-9
+        lost += took * (left_out or gives_way)
+        won += took * (not others and not gives_way)
+    assert lost <= MOST_LOST_S + LOST_SHARE * won + max(took for took, _ in steps) + 1e-9
+
+
+def test_without_a_higher_class_for_long_nothing_gives_way():
+    turns = PartTurns()
+    assert not turns.batch_gives_way(0.0)
+    turns.seen_higher(10.0)
+    assert turns.batch_gives_way(10.0 + GIVES_WAY_S - 1) and not turns.batch_gives_way(10.0 + GIVES_WAY_S)
+
+
+def test_chats_in_every_step_do_not_keep_class_batch_out():
+    """It gets what they leave, as soon as it has lost enough."""
+    b, now = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=EDF()), 0.0
+    long = of("long", BATCH.name, [7] * 600, 0.0, 1)
+    b.add(now, long)
+    for i in range(20):
+        b.add(now, of(f"c{i}", "interactive", [20 + i] * 5, now, 1))
+        run_step(b, now + 0.1, b.schedule(now))
+        now += 0.1
+    assert long.finish_reason == "length"
+
+
+def test_a_step_that_computes_what_a_chat_waits_for_does_not_give_way():
+    b = batcher(blocks=400, block_size=4, seqs=8, budget=20, order=EDF())
+    a_chat_was_here(b)
+    shared = [7] * 60
+    b.add(0, of("b", BATCH.name, shared, 0.0, 1))
+    first = b.schedule(0)
+    assert first.gives_way
+    run_step(b, 0, first)
+    b.add(0, of("chat", "interactive", [*shared, 1], 0.0, 1))
+    step = b.schedule(0)
+    assert [row.request.request_id for row in step.rows] == ["b"], "a chat waits for these blocks"
+    assert not step.gives_way and b.lets_in_at() == inf
+    run_step(b, 0, step)
+    run_dry(b)
 
 
 class PerPrompt(DecodeFirst):

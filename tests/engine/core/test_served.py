@@ -51,6 +51,19 @@ def test_the_share_of_other_prompts_is_none_of_the_time_to_the_first_token():
     assert served.first_tokens_s(4, 0.2) == pytest.approx(0.2, rel=0.02)
 
 
+def test_what_a_prompt_lost_to_others_is_none_of_the_time_to_its_first_token():
+    """Steps between two of its own, which computed a higher class or gave way to one."""
+    served = Served()
+    for i in range(64):
+        estimated_s, others_s = 0.02 + 0.01 * (i % 8), 0.1 * (i % 5)
+        served.lost(str(i), 3.0)  # before its first step it only waits for its turn
+        served.computed(str(i), float(i), (1.0, estimated_s / 2, 0.0), 0.0)
+        served.lost(str(i), others_s)
+        served.computed(str(i), i + 0.5, (1.0, estimated_s / 2, 0.0), 0.0)
+        served.handed_out(str(i), i + estimated_s + others_s, second)
+    assert served.first_tokens_s(2, 0.05) == pytest.approx(0.05, rel=0.02)
+
+
 def test_the_time_between_tokens_includes_the_prompts_between_two_steps():
     served = Served()
     end = 0.0

@@ -172,22 +172,30 @@ class Layered(Counting):
         return chosen
 
 
+async def two_classes(worker: Worker) -> tuple[Request, Request]:
+    """A prompt of class batch and one of class interactive. Steps give way where such a one was before."""
+    before, batch, chat = request("before", 5, 1, token=3), request("batch", 9, 2), request("chat", 5, 1, token=2)
+    before.service_class, batch.service_class, chat.service_class = "interactive", "batch", "interactive"
+    worker.add(before)
+    await until(lambda: before.finished)
+    return batch, chat
+
+
 async def test_a_step_of_class_batch_ends_for_a_prompt_that_comes():
     worker, runner = make(runner=Layered())
     got: list[tuple[str, int]] = []
     worker.start(lambda emissions: got.extend((e.request.request_id, e.token_id) for e in emissions))
+    batch, chat = await two_classes(worker)
     runner.gate.clear()
-    batch, chat = request("batch", 9, 2), request("chat", 5, 1, token=2)
-    batch.service_class, chat.service_class = "batch", "interactive"
     worker.add(batch)
-    assert await asyncio.to_thread(runner.wait_for_step, 1)
+    assert await asyncio.to_thread(runner.wait_for_step, 2)
     learned = worker.costs.prefill.regression.observations
     worker.add(chat)
     await until(lambda: chat.looked_up and chat.state is RequestState.WAITING)
     runner.gate.set()
-    await until(lambda: len(got) == 3)
-    assert runner.begun == [[0], [0], [0], [9]], "batch's prompt twice: nobody came during the second time"
-    assert got == [("chat", 102), ("batch", 103), ("batch", 104)]
+    await until(lambda: len(got) == 4)
+    assert runner.begun == [[0], [0], [0], [0], [9]], "batch's prompt twice: nobody came during the second time"
+    assert got == [("before", 101), ("chat", 103), ("batch", 104), ("batch", 105)]
     assert worker.costs.prefill.regression.observations == learned + 2, "of two steps that ended"
     lost = next(entry for entry in batch.journal.drain(0.0) if entry[1] == "computed")[2]
     assert lost["others_s"] > 0
@@ -199,11 +207,10 @@ async def test_a_step_of_class_batch_ends_for_a_prompt_that_comes():
 async def test_an_abort_in_a_step_that_gives_way_frees_the_blocks():
     worker, runner = make(runner=Layered())
     worker.start(lambda emissions: None)
+    batch, chat = await two_classes(worker)
     runner.gate.clear()
-    batch, chat = request("batch", 9, 2), request("chat", 5, 1, token=2)
-    batch.service_class, chat.service_class = "batch", "interactive"
     worker.add(batch)
-    assert await asyncio.to_thread(runner.wait_for_step, 1)
+    assert await asyncio.to_thread(runner.wait_for_step, 2)
     worker.add(chat)
     await until(lambda: chat.looked_up and chat.state is RequestState.WAITING)
     worker.abort("batch")

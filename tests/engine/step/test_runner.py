@@ -233,9 +233,17 @@ def test_a_step_that_ended_between_two_layers_is_computed_again_as_if_nothing_ha
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("alone", False), ("experts", object()), ("draft", object()), ("groups", Mock(num_states=2))]
+    ("name", "value"),
+    [
+        ("alone", False),
+        ("experts", object()),
+        ("draft", object()),
+        ("offload", object()),
+        ("groups", Mock(num_states=2)),
+    ],
 )
 def test_ranks_and_states_cannot_compute_a_step_again(monkeypatch, name, value):
+    """Nor can streamed weights, whose next layers are on their way, and a device that computes later does not try."""
     one = runner(tiny())
     monkeypatch.setattr(one.model, name, value)
     assert not one.can_begin_again
