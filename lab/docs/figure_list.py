@@ -314,7 +314,7 @@ FIGURES = (
             "growth of open files": "of open files",
             "growth of threads": "of threads",
         },
-        command="scripts/faults.py churn --seconds 300.0 --pause-s 0.0 --most-mib 12.0",
+        command="scripts/faults.py churn",
         timed=False,
     ),
     Figure(

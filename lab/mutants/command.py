@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,8 @@ def found_by(mutant: Mutant | None, kernel: str, copy: Path) -> str | None:
 
 def _grid(copy: Path) -> str | None:
     done = _run(copy, ["-m", "lab.mutants.first_fault"], {})
+    if crash := _crash(done):
+        return crash
     if done.returncode:
         raise Broken(done.stderr[-2000:])
     fault = json.loads(done.stdout)
@@ -78,11 +81,20 @@ def _tests(copy: Path, part: str) -> str | None:
     which = [f"tests/attention/interpreted/test_{name}.py" for name in names]
     command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--skip-heavy", *which]
     done = _run(copy, command, {"TRITON_INTERPRET": "1"})
+    if crash := _crash(done):
+        return crash
     if done.returncode == 0:
         return None
     if done.returncode != 1 or not (failed := FAILED.search(done.stdout)):
         raise Broken(done.stdout[-2000:] + done.stderr[-2000:])
     return failed[1]
+
+
+def _crash(done: subprocess.CompletedProcess[str]) -> str | None:
+    """A mutant that reads or writes outside of all memory may end the process of the check: it is found."""
+    crashes = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+    ended = [one for one in crashes if done.returncode == -one]
+    return f"the process of the check ends by {ended[0].name}" if ended else None
 
 
 def _run(copy: Path, arguments: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from attention.reference import tokens_of
 from attention.rotary import RotateThenWrite
 from attention.torch_backend import TorchBackend
 from lab.bench.attention.grid import find_fault, points
+from lab.mutants import command
 from lab.mutants.mutant import Mutant
 from lab.mutants.table import MUTANTS
 
@@ -93,3 +97,19 @@ def test_the_quick_grid_finds_a_mistake(mistake: str) -> None:
 def test_a_mutant_fits_its_kernel(mutant: Mutant) -> None:
     """Otherwise scripts/tools.py mutants would stop there: change lab/mutants/table.py with the kernel."""
     assert mutant.applied(ROOT) != (ROOT / mutant.file).read_text()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ends"), [("triton", signal.SIGSEGV), ("cpu", signal.SIGABRT), ("triton", signal.SIGKILL)]
+)
+def test_a_mutant_that_crashes_its_check_is_found(monkeypatch, tmp_path: Path, kernel: str, ends: int) -> None:
+    """A read outside of all memory is no hole in the checks. A process that was killed tells nothing."""
+    dies = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(ends)})"]
+    monkeypatch.setattr(
+        command, "_run", lambda *rest: subprocess.run(dies, capture_output=True, text=True, check=False)
+    )
+    if ends == signal.SIGKILL:
+        with pytest.raises(command.Broken):
+            command.found_by(None, kernel, tmp_path)
+    else:
+        assert signal.Signals(ends).name in (command.found_by(None, kernel, tmp_path) or "")
