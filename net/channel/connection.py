@@ -162,6 +162,7 @@ class Connection(Stream):
     def connection_lost(self, error: Exception | None) -> None:
         self._break(str(error) if error else "the peer closed the connection without a bye")
         self._transport = None
+        self.release()
         self._everyone.discard(self)
         if not self.gone.done():
             self.gone.set_result(None)

@@ -96,6 +96,10 @@ class SealedStream:
 
     # --- receiving
 
+    def close(self) -> None:
+        """The stream has ended, and gives its buffer back."""
+        self._staging = memoryview(b"")
+
     def buffer(self) -> memoryview:
         """The destination of the connection's next bytes; never empty. Valid until `frames`."""
         return self._staging[self._end :]

@@ -72,6 +72,13 @@ class Stream(asyncio.BufferedProtocol):
         """The connection is no longer usable."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """The connection is lost: give back its buffers. It is a part of cycles, which only a full collection frees,
+        and a node without requests makes hardly any (engine/start/serve.py)."""
+        self.decoder.close()
+        if self._seal is not None:
+            self._seal.close()
+
     # --- sending
 
     @property

@@ -238,6 +238,10 @@ class Decoder:
         frame = self.incoming = Frame(header, payload)
         return frame
 
+    def close(self) -> None:
+        """The stream has ended, and gives its buffer back."""
+        self._staging = memoryview(b"")
+
     def widen(self) -> None:
         """The peer has sent its hello: read in large pieces."""
         self._grow(STAGING_BYTES)
