@@ -314,7 +314,7 @@ FIGURES = (
             "growth of open files": "of open files",
             "growth of threads": "of threads",
         },
-        command="scripts/faults.py churn",
+        command="scripts/faults.py churn --seconds 480.0 --most-mib 12.0",
         timed=False,
     ),
     Figure(
