@@ -64,8 +64,8 @@ class StepPlanner:
             self._cold.cut(rows)
         self._part = next((row.request for row in rows if row.request.part is not None), None)
         batch = bool(rows) and all(_of_batch(row.request) and not row.request.apart for row in rows)
-        self.gives_way = batch and not self._for_higher and self._part_turns.batch_gives_way(now)
-        self.gives_way = self.gives_way and not all(row.decodes for row in rows)
+        prompts = batch and not all(row.decodes for row in rows)
+        self.gives_way = prompts and not self._for_higher and self._part_turns.batch_gives_way(now)
         if self.gives_way:
             self._others = set(self._higher())
         else:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sched.part_turns import MOST_OWED_S, RECENT_S, SLICE_S, PartTurns
+from sched.part_turns import GIVES_WAY_S, LOST_SHARE, MOST_LOST_S, MOST_OWED_S, RECENT_S, SLICE_S, PartTurns
 
 CHUNK_S, LAYER_S, FIXED_S = 0.36, 0.02, 0.004
 
@@ -115,3 +115,25 @@ def test_prompts_of_class_batch_get_less_for_a_while_after_the_last_of_a_higher_
     assert turns.batch_s(0.0) == inf
     turns.seen_higher(5.0)
     assert turns.batch_s(5.0 + RECENT_S - 0.1) == SLICE_S and turns.batch_s(5.0 + RECENT_S) == inf
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 0.3), st.booleans()), min_size=1, max_size=200))
+def test_class_batch_loses_a_fifth_of_its_time_at_most(steps):
+    """Although somebody comes in each step that could give way, or leave it out."""
+    turns, now, lost, won = PartTurns(), 0.0, 0.0, 0.0
+    for took, others in steps:
+        turns.seen_higher(now)
+        left_out, gives_way = others and turns.batch_may_lose, not others and turns.batch_gives_way(now)
+        turns.begin(now, False, False, batch_runs=not others, batch_left_out=left_out)
+        now += took
+        turns.end(now, gives_way)
+        lost += took * (left_out or gives_way)
+        won += took * (not others and not gives_way)
+    assert lost <= MOST_LOST_S + LOST_SHARE * won + max(took for took, _ in steps) + 1e-9
+
+
+def test_without_a_higher_class_for_long_nothing_gives_way():
+    turns = PartTurns()
+    assert not turns.batch_gives_way(0.0)
+    turns.seen_higher(10.0)
+    assert turns.batch_gives_way(10.0 + GIVES_WAY_S - 1) and not turns.batch_gives_way(10.0 + GIVES_WAY_S)

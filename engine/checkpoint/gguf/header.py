@@ -53,7 +53,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself. Several readers share it: nobody changes it."""
+    """The metadata and the directory of one file. Several readers share it: nobody changes it."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
@@ -76,7 +76,7 @@ def header_of(file: mmap.mmap) -> Header:
 
 
 def forget_header() -> None:
-    """Its strings take some ten times as much memory as in the file."""
+    """Give its strings back: they take several times as much memory as in the file."""
     _last.clear()
 
 

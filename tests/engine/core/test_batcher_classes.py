@@ -12,7 +12,7 @@ from cache.pool.block_pool import OutOfBlocks
 from engine.step.request import Request, RequestState
 from sched.batching import BoundedSteps, DecodeFirst
 from sched.classes import BATCH, CLASSES
-from sched.part_turns import GIVES_WAY_S, LOST_SHARE, MOST_LOST_S, RECENT_S, SLICE_S, PartTurns
+from sched.part_turns import RECENT_S, SLICE_S
 from sched.queueing import EDF, FCFS, OVERDUE_OBJECTIVES, queue_orders
 from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
 
@@ -278,28 +278,6 @@ def test_decodes_of_class_batch_do_not_give_way():
     b, _ = full_of_batch(EDF())
     step = b.schedule(10)
     assert all(row.decodes for row in step.rows) and not step.gives_way
-
-
-@given(st.lists(st.tuples(st.floats(0.001, 0.3), st.booleans()), min_size=1, max_size=200))
-def test_class_batch_loses_a_fifth_of_its_time_at_most(steps):
-    """Although somebody comes in each step that could give way, or leave it out."""
-    turns, now, lost, won = PartTurns(), 0.0, 0.0, 0.0
-    for took, others in steps:
-        turns.seen_higher(now)
-        left_out, gives_way = others and turns.batch_may_lose, not others and turns.batch_gives_way(now)
-        turns.begin(now, False, False, batch_runs=not others, batch_left_out=left_out)
-        now += took
-        turns.end(now, gives_way)
-        lost += took * (left_out or gives_way)
-        won += took * (not others and not gives_way)
-    assert lost <= MOST_LOST_S + LOST_SHARE * won + max(took for took, _ in steps) + 1e-9
-
-
-def test_without_a_higher_class_for_long_nothing_gives_way():
-    turns = PartTurns()
-    assert not turns.batch_gives_way(0.0)
-    turns.seen_higher(10.0)
-    assert turns.batch_gives_way(10.0 + GIVES_WAY_S - 1) and not turns.batch_gives_way(10.0 + GIVES_WAY_S)
 
 
 def test_chats_in_every_step_do_not_keep_class_batch_out():

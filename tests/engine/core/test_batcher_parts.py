@@ -381,29 +381,28 @@ def test_a_hand_over_joins_the_next_step_of_a_part_that_is_owed_time():
     assert {row.request for row in b.schedule(2.2).rows} == {r, pushed}
 
 
+def next_to_a_stream(b: Batcher) -> Step:
+    """The first step of a part with a chunk of 40 tokens, next to a request that decodes."""
+    b.add(0, request("stream", [7] * 8, max_tokens=30))
+    run_step(b, 0, b.schedule(0))
+    r = stage(0, 4)
+    b.add(0, r)
+    b.begin_part(r, 0, [40])
+    return b.schedule(1)
+
+
 def test_streams_have_drafts_next_to_a_part():
     """Its chunk is large, but passes few layers in a step."""
 
     speculator = Speculator("ngram", 4, Guesses(random.Random(0)), "fixed", 1000, lambda rows, context: None)
     rules = BatchRules(policy=MixedChunks(8), speculator=speculator)
     b = Batcher(BlockPool(64), 4, 4, 64, 1000, {0}, rules)
-    b.add(0, request("stream", [7] * 8, max_tokens=30))
-    run_step(b, 0, b.schedule(0))
-    r = stage(0, 4)
-    b.add(0, r)
-    b.begin_part(r, 0, [40])
-    step = b.schedule(1)
+    step = next_to_a_stream(b)
     assert {(row.request.request_id, row.num_drafts) for row in step.rows} == {("stream", 4), ("long", 0)}
 
 
 def test_one_stream_costs_a_chunk_of_the_whole_budget_no_step():
-    b = batcher(blocks=64, budget=40)
-    b.add(0, request("stream", [7] * 8, max_tokens=30))
-    run_step(b, 0, b.schedule(0))
-    r = stage(0, 4)
-    b.add(0, r)
-    b.begin_part(r, 0, [40])
-    step = b.schedule(1)
+    step = next_to_a_stream(batcher(blocks=64, budget=40))
     assert {(row.num_tokens, row.layers) for row in step.rows} == {(1, None), (40, range(4))}
 
 
