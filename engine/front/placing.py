@@ -6,6 +6,7 @@ the decision, because stale gossip alone would send every acceptor to the same n
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ from engine.front.cluster import Cluster
 from engine.front.declined import no_placement, turned_away
 from engine.front.demands import Demands
 from engine.front.groups import GroupRules
-from engine.front.known import Known, Neighbours, with_unasked
+from engine.front.known import COMPUTES, Known, Neighbours, with_unasked
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
 from engine.handoff.leading import leading_run
-from engine.sites.finder import SiteFinder, Wanted
+from engine.sites.finder import RETRY_S, SiteFinder, Wanted
 from engine.step.request import Request
 from net.loop.tasks import spawn
 from sched.admission import retry_after_s
@@ -78,6 +79,7 @@ class Placer:
         self._intents = rules.intents and rules.prefix_caching
         self._groups = rules.groups
         self._beyond = BeyondPlacing(cluster.channel, gossip, geometry.block_size, rules.longest)
+        self._measuring: asyncio.Task[None] | None = None
         gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
     @property
@@ -165,6 +167,28 @@ class Placer:
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
         return self._charged(placed, everyone, now, request)
+
+    def start(self) -> None:
+        """Measure the distance of every site that is here or comes, so that the first request can go to it."""
+        self._gossip.on_up(lambda member: self._measure_sites())
+        self._measure_sites()
+
+    def _measure_sites(self) -> None:
+        if self._measuring is None or self._measuring.done():
+            self._measuring = spawn(self._until_measured(), "measuring the distances of sites")
+
+    async def _until_measured(self) -> None:
+        while self._sites.unknown(time.monotonic(), self._computing()):  # noqa: ASYNC110 - some do not answer yet
+            await asyncio.sleep(RETRY_S)
+
+    def _computing(self) -> list[Member]:
+        """Nodes of all sites that answer questions of acceptors."""
+        return [member for member in self._gossip.members if COMPUTES & set(member.roles)]
+
+    def close(self) -> None:
+        """End what `start` began."""
+        if self._measuring is not None:
+            self._measuring.cancel()
 
     def _measure(self, member: Member) -> None:
         """Ask a node of another site in the background, for the distance."""

@@ -82,6 +82,7 @@ class FrontDoor:
             measures.metrics.watch(of_traces(lambda: export.lost, lambda: export.sent))
         self.grammars: Grammars | None = None  # None on a node without a model
         self._sessions: Sessions | None = None
+        self._placer: Placer | None = None
         self._http: HttpServer | None = None
 
     async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
@@ -111,6 +112,8 @@ class FrontDoor:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+        if self._placer is not None:
+            self._placer.close()
         if self._sessions is not None:
             self._sessions.close()
         if self._recorder is not None:
@@ -138,7 +141,8 @@ class FrontDoor:
         if config.backend is not None:
             placer = await self._open_fleet(config.backend, rules)
         else:
-            placer = Placer(rules, cluster, blocks.geometry, self._rng)
+            placer = self._placer = Placer(rules, cluster, blocks.geometry, self._rng)
+            placer.start()
         limits = RequestLimits(
             config.max_model_len,
             config.request_timeout_ms / 1000,

@@ -2,7 +2,8 @@
 
 The acceptor knows the queues and the arenas of all sites from gossip, and the pool of its own site by asking it. The
 distance of a site is the shortest round trip of the questions to its nodes; of a site without a recent one, one node
-after the other is asked in the background, and it takes no request before one has answered.
+after the other is asked in the background, and it takes no request before one has answered. So a site is asked as soon
+as it is there, and not only when a request comes.
 """
 
 from __future__ import annotations
@@ -55,10 +56,8 @@ class SiteFinder:
         self._distances.keep(sites)
         costs = []
         for site, indices in sites.items():
-            asked_at, times = self._asked.get(site, (-math.inf, 0))
-            if self._distances.stale(now, site) and now - asked_at >= RETRY_S:
-                self._asked[site] = now, times + 1
-                self._measure(members[indices[times % len(indices)]])  # one node in turn: some may not answer
+            if self._distances.stale(now, site):
+                self._ask(now, site, [members[i] for i in indices])
             if site != self.own and wanted.bound:
                 continue
             part = view.only(indices.tolist())
@@ -67,3 +66,18 @@ class SiteFinder:
             costs.append(site_cost(now, demand, part, held, site, self._distances.of(now, site)))
         best = nearest(costs, self.own)
         return self.own if best is None else best.site
+
+    def unknown(self, now: float, members: Sequence[Member]) -> bool:
+        """Whether the distance of a site was never measured; then one of its nodes is asked. members: of all sites."""
+        sites = by_site(member.site for member in members)
+        unknown = [site for site in sites if self._distances.of(now, site) == math.inf]
+        for site in unknown:
+            self._ask(now, site, [members[i] for i in sites[site]])
+        return bool(unknown)
+
+    def _ask(self, now: float, site: str, members: Sequence[Member]) -> None:
+        """One of the site's members in turn, as some may not answer, at most once per RETRY_S."""
+        asked_at, times = self._asked.get(site, (-math.inf, 0))
+        if now - asked_at >= RETRY_S:
+            self._asked[site] = now, times + 1
+            self._measure(members[times % len(members)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -19,6 +22,7 @@ from engine.front.placement_policy import placement_policy
 from engine.front.placing import Placer
 from engine.handoff.messages import Promise
 from engine.handoff.own_load import OwnLoad
+from engine.sites.finder import SiteFinder
 from net.channel.channel import RemoteError
 from net.gossip.load_words import Claim
 from net.http.common.frontend import Overloaded, Unavailable
@@ -270,6 +274,49 @@ def test_a_policy_that_learns_hears_what_became_of_its_placements():
     assert policy.predictor.factor("a") > 1.5
     plain = placement_policy(Config(), random.Random(0))
     Placer.learn(SimpleNamespace(_policy=plain), "a", estimates, 2.0)
+
+
+class AtSites(Placer):
+    """Its site has one node; others join through `up`, and it asks a node by `asked`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.up: list[Callable[[Member], None]] = []
+        self._measuring = None
+        self._gossip = SimpleNamespace(members=[self.member("a1", "a")], on_up=self.up.append)
+        self._sites = SiteFinder("a", lambda member: self.asked.append(member.node_id))
+
+    @staticmethod
+    def member(name: str, site: str, *roles: str) -> Member:
+        return Member(name, ("h", 1), roles=roles or MIXED, info={"site": site})
+
+    def join(self, member: Member) -> None:
+        self._gossip.members.append(member)
+        self.up[0](member)
+
+
+async def test_the_distance_of_a_site_is_measured_when_it_comes_and_not_when_the_first_request_does(monkeypatch):
+    monkeypatch.setattr("engine.front.placing.RETRY_S", 0.001)
+    monkeypatch.setattr("engine.sites.finder.RETRY_S", 0.001)
+    placer = AtSites()
+    placer.start()
+    placer.join(placer.member("pool", "b", "store"))
+    await asyncio.sleep(0.01)
+    assert placer.asked == [], "a node that computes nothing is not asked"
+    far = placer.member("b1", "b")
+    placer.join(far)
+    async with asyncio.timeout(5):
+        while len(placer.asked) < 3:  # noqa: ASYNC110 - it does not answer
+            await asyncio.sleep(0.001)
+        placer._sites.heard(time.monotonic(), far, 0.02)
+        await placer._measuring
+    assert set(placer.asked) == {"b1"}
+    placer.join(placer.member("c1", "c"))
+    await asyncio.sleep(0.01)
+    assert placer.asked[-1] == "c1"
+    placer.close()
+    with pytest.raises(asyncio.CancelledError):
+        await placer._measuring
 
 
 def test_a_load_from_ssd_tells_nothing_about_the_way():

@@ -41,6 +41,18 @@ def test_a_site_takes_no_request_before_its_distance_is_known():
     assert world.choose(NOW + 60.0) == "a"
 
 
+def test_a_site_is_asked_without_a_request_until_its_distance_is_known():
+    world = World()
+    for now in (NOW, NOW + RETRY_S / 2, NOW + RETRY_S):
+        assert world.finder.unknown(now, world.members)
+    assert world.asked == ["b1", "b1"]
+    world.hear(NOW + RETRY_S, 0.1)
+    assert not world.finder.unknown(NOW + 60 * RETRY_S, world.members), "then requests keep it fresh"
+    assert not world.finder.unknown(NOW, world.members[:1])
+    assert world.asked == ["b1", "b1"]
+    assert world.choose(NOW + RETRY_S) == "b", "the first request too"
+
+
 def test_a_site_that_does_not_answer_is_asked_again_but_not_for_every_request():
     world = World()
     for _ in range(5):
