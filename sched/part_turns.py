@@ -9,14 +9,14 @@ A step has one end, and a part fills steps of its own. So
 
 Without other prompts, a part loses nothing.
 
-The order of the queue decides whether prompts of class batch go before others. While prompts of higher classes come,
+The order of the queue decides whether prompts of class batch go before others. While requests of higher classes come,
 
 - those of class batch get no more of a step than SLICE_S;
 - a step that computes nothing else *gives way*: it ends behind the layer that it is in, and is computed again later;
-- one that computes a prompt before them leaves them out.
+- one that decodes for others, or computes a prompt of theirs, leaves out what comes behind them in the order.
 
-So nobody waits for a slice, as long as class batch loses no more than LOST_SHARE of its time by the last two. Where
-more prompts come, it gets what they leave of each step, and its own steps run to their end.
+So nobody waits for it, as long as class batch loses no more than LOST_SHARE of its time by the last two. Where more
+requests come, it gets what they leave of each step, and its own steps run to their end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ MOST_LOST_S = 0.2
 """This much may be lost after a time in which nothing was, in seconds. The step in which it ends counts whole."""
 
 GIVES_WAY_S = 60.0
-"""Steps give way if a higher class was here in these last seconds: one that may do so is computed layer by layer."""
+"""Steps with prompts give way if one of a higher class was here in these last seconds: one that may do so, and whose
+KV leaves, or whose model does not run in one call, is computed layer by layer."""
 
 MOST_OWED_S = 1.0
 """A part is owed this much at most: what comes after a long queue does not wait for all of it."""
@@ -63,7 +64,7 @@ class PartTurns:
         return self._may_lose_s > 0
 
     def batch_gives_way(self, now: float) -> bool:
-        """Whether a step that computes only class batch may give way."""
+        """Whether a step that computes only class batch, and prompts of it, may give way."""
         return self.batch_may_lose and now - self._higher_at < GIVES_WAY_S
 
     def lets_in_at(self, higher: bool, was_here: bool) -> float:

@@ -20,6 +20,7 @@ from engine.core.kv_transfer import KvTransfer
 from engine.core.layered_load import Arriving, LayerGate
 from engine.model.decoder import Between
 from engine.model.experts.losses import Loss
+from engine.model.layers_cpu import Stop, Stopped
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.layer_drafts import LayerDrafts
@@ -43,10 +44,6 @@ Inputs = dict[str, HiddenQueue | Exchange]
 """What parts of long prompts get from other nodes, by request id."""
 
 
-class _GaveWay(Exception):
-    """A step of class batch ends for others that have come."""
-
-
 class ModelSteps:
     """`transfers`: of requests whose KV leaves while it is computed, by request id; `arriving`: prefixes that arrive
     during the step."""
@@ -66,6 +63,7 @@ class ModelSteps:
         self.ended: dict[int, int] = {}  # of the last step's parts that have not passed all layers: which they are in
         self.gave_way = False  # the last step ended between two layers, without a result
         self._lets_in_at = self._waits_until = inf  # monotonic seconds
+        self._stop = Stop()  # of a step that gives way
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -83,6 +81,7 @@ class ModelSteps:
         """The part of the running step, or of the next one, ends behind the layer or the attention that it is in at
         `at`, in monotonic seconds; and a step that gives way, behind its layer. On the event loop."""
         self._lets_in_at = at
+        self._stop.set(self._left_s() <= 0)
         for one in self.inputs.values():
             if isinstance(one, Exchange):
                 one.look_again()
@@ -142,21 +141,19 @@ class ModelSteps:
                 loop.call_soon_threadsafe(_layer_done, transfers, layer)
 
             runner = self._weights.runner(weights)
-            gives_way = step.gives_way and runner.can_begin_again and not gates
+            stop = self._stop if step.gives_way and runner.can_begin_again and not gates else None
 
-            def before_layer(layer: int, gates: Gates = gates, gives_way: bool = gives_way) -> None:
+            def before_layer(layer: int, gates: Gates = gates) -> None:
                 for gate in gates.values():
                     gate.wait(layer)
-                if gives_way and layer and self._left_s() <= 0:
-                    raise _GaveWay
 
             try:
                 results = runner.step(
                     [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in rows],
                     on_layer if transfers else None,
-                    before_layer if gates or gives_way else None,
+                    before_layer if gates else stop,
                 )
-            except _GaveWay:
+            except Stopped:
                 self.gave_way, self.ran, self.unusual = True, (begin, time.monotonic()), True
                 return [[] for _ in step.rows]
             self.losses |= {places[row]: loss for row, loss in runner.losses.items()}

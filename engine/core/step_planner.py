@@ -43,11 +43,13 @@ class StepPlanner:
         self.gives_way = False  # the last rows are of class batch, and are computed again if others come meanwhile
         self._others: set[Request] = set()  # that waited when these rows, or a part, were chosen
         self.left_out: list[Request] = []  # of class batch, that the last rows left out for others
+        self._first_higher: Request | None = None  # that decodes: class batch behind it is left out of this step
         self._for_higher = False  # a row of class batch computes what a higher one waits for
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """Decodes first; empty if nothing can run. in_turn: a request that lacks seats or blocks keeps later requests
         in the order from taking them."""
+        self.left_out, self._for_higher, self._first_higher = [], False, None
         alone = self._policy.decodes_wait
         prefills = self._prefill(now, [], in_turn) if alone else []
         decodes = [] if prefills else self._decode(now, in_turn)
@@ -64,8 +66,10 @@ class StepPlanner:
             self._cold.cut(rows)
         self._part = next((row.request for row in rows if row.request.part is not None), None)
         batch = bool(rows) and all(_of_batch(row.request) and not row.request.apart for row in rows)
-        prompts = batch and not all(row.decodes for row in rows)
-        self.gives_way = prompts and not self._for_higher and self._part_turns.batch_gives_way(now)
+        turns = self._part_turns
+        may_lose = turns.batch_may_lose if all(row.decodes for row in rows) else turns.batch_gives_way(now)
+        again = not self._for_higher and not any(row.num_drafts for row in rows)  # drafts are not proposed again
+        self.gives_way = batch and may_lose and again
         if self.gives_way:
             self._others = set(self._higher())
         else:
@@ -126,7 +130,19 @@ class StepPlanner:
                 left -= self._decode_one(now, request, rows)
             elif in_turn:
                 break
-        return _still_running(rows)
+        return self._without_batch(now, _still_running(rows))
+
+    def _without_batch(self, now: float, decodes: list[ScheduledRow]) -> list[ScheduledRow]:
+        """All but those of class batch behind the first one of a higher class in the order, if class batch may lose
+        this step."""
+        higher = [row.request for row in decodes if _above_batch(row.request)]
+        if not higher or not self._part_turns.batch_may_lose:
+            return decodes
+        batch = [row.request for row in decodes if _of_batch(row.request)]
+        first = self._first_higher = self._order.order(now, higher)[0]
+        ordered = self._order.order(now, [first, *batch])
+        self.left_out += ordered[ordered.index(first) + 1 :]
+        return [row for row in decodes if row.request not in self.left_out]
 
     def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> int:
         """Tokens of its row; 0: it has none."""
@@ -140,14 +156,14 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once. Prompts of class batch fill a step up to their
-        slice (sched/part_turns.py) and no more, and mostly not one that begins with another; that of the others does
-        not end there. A step has one part at most."""
+        slice (sched/part_turns.py) and no more, and mostly not one that computes another, or decodes of higher classes;
+        that of the others does not end there. A step has one part at most."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
         rows: list[ScheduledRow] = []
-        self.left_out, self._for_higher = [], False
         taken: set[str] = set()
+        first_higher = self._first_higher
         by_budget = not self._cold.present
         whole, slice_tokens = budget, None
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
@@ -156,7 +172,9 @@ class StepPlanner:
                 break
             most = budget
             if _of_batch(request):
-                if rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose:
+                if (rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose) or (
+                    first_higher is not None and self._order.order(now, [request, first_higher])[0] is first_higher
+                ):
                     self.left_out.append(request)
                     continue
                 if slice_tokens is None:
@@ -279,6 +297,11 @@ class StepPlanner:
 def _of_batch(request: Request) -> bool:
     """Requests beyond memory have turns of their own (cold_turns.py)."""
     return request.service_class == BATCH.name and request.cold is None
+
+
+def _above_batch(request: Request) -> bool:
+    """The same."""
+    return RANK[request.service_class] < RANK[BATCH.name] and request.cold is None
 
 
 def _leading(queue: Sequence[Request]) -> Request:

@@ -29,7 +29,7 @@ from attention.interface import AttentionBackend, RaggedBatch
 from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
 from engine.model.layers import ExpertRanks, Layer, LayerMaker, Weights, tail_of
-from engine.model.layers_cpu import all_in_one
+from engine.model.layers_cpu import Stop, all_in_one
 from engine.model.model_config import ModelConfig
 from engine.model.ops.interface import Linear, Ops, Tail, TorchOps, Vocabulary
 from engine.model.parallel import Alone, Ranks
@@ -216,10 +216,10 @@ class Model:
         token_ids [T] int64; kv_pool [num_blocks, *BlockGeometry.shape] (cache/block.py);
         rows [R] int64, R may be 0. on_layer(l) is called, in order, when layer l's KV of this step is in the pool, on
         every rank (on a GPU: when its write is queued on the current stream). before_layer(l) is called before layer l
-        reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
-        of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
-        blocks of each further group of layers with KV of tokens; `states`: where the requests keep their states.
-        `on_hidden` gets what `forward_draft` needs of these tokens, [T, H].
+        reads the pool, and may wait for KV that is still loading; the other ranks do not wait. With a Stop this may
+        raise Stopped. `scores` gets the logits of its rows part by part, so that memory never contains all logits of a
+        long prompt. `others`: the batch in the blocks of each further group of layers with KV of tokens; `states`:
+        where the requests keep their states. `on_hidden` gets what `forward_draft` needs of these tokens, [T, H].
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
         tapped: dict[int, Tensor] = {}
@@ -232,9 +232,10 @@ class Model:
         steps = [step, *more]
         first = self.layers[0]
         projected = first.qkv(self._entering(x, first))
-        if self.layers_at_once is not None and on_layer is None and before_layer is None and not tapped:
+        stop = before_layer if isinstance(before_layer, Stop) else None
+        if self.layers_at_once is not None and on_layer is None and before_layer is stop and not tapped:
             layers = self.layers_at_once
-            attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
+            attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles, stop)
             x, projected = self.tails[-1](attended[left], x[left])
         else:
             x, projected = self._layer_by_layer(

@@ -3,11 +3,12 @@
 Layer by layer, a step enters the interpreter about three hundred times, and each time the event loop may hold the
 interpreter lock: with 32 streams, this took a quarter of a decode step's time. If all layers have the same form and
 consist only of C++ kernels, their calls are therefore listed first (attention/cpu/layers.py and `tail` of
-engine/model/cpu/ops.h) and run in one call.
+engine/model/cpu/ops.h) and run in one call. Another thread can end it with a Stop.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,26 @@ TAIL_CALL = np.dtype(TailCall)
 Angles = tuple[Tensor, Tensor]
 
 
+class Stopped(Exception):
+    """A step has ended between two of its layers, without a result."""
+
+
+class Stop:
+    """Ends a step: a `before_layer` of Model.forward that raises Stopped once another thread has set it. One call of
+    all layers ends behind the attention or the products that it is in."""
+
+    def __init__(self) -> None:
+        self._flag = ctypes.c_int32(0)
+        self.address = ctypes.addressof(self._flag)
+
+    def set(self, value: bool) -> None:
+        self._flag.value = value
+
+    def __call__(self, layer: int) -> None:
+        if self._flag.value:
+            raise Stopped
+
+
 class CpuLayers:
     """The layers of one model up to attention in the last one: the rest is needed only for a few rows."""
 
@@ -36,9 +57,19 @@ class CpuLayers:
         self._heads, self._head_size = config.num_heads, config.head_size
         self._scale, self._soft_cap = config.attention_scale, config.attention_soft_cap
 
-    def run(self, qkv: Tensor, x: Tensor, kv_pool: Tensor, plan: Plan, angles: Angles, local_angles: Angles) -> Tensor:
+    def run(
+        self,
+        qkv: Tensor,
+        x: Tensor,
+        kv_pool: Tensor,
+        plan: Plan,
+        angles: Angles,
+        local_angles: Angles,
+        stop: Stop | None = None,
+    ) -> Tensor:
         """The last layer's attention [T, num_heads * head_size]. Overwrites qkv [T, (num_heads + 2 num_kv_heads) *
-        head_size] of the first layer, and x [T, H], which becomes the last tail's input."""
+        head_size] of the first layer, and x [T, H], which becomes the last tail's input. Raises Stopped if `stop` was
+        set before the last call began."""
         rows, threads = len(x), torch.get_num_threads()
         heads = qkv.view(rows, -1, self._head_size)
         out = torch.empty(rows, self._heads, self._head_size, dtype=qkv.dtype)
@@ -55,7 +86,8 @@ class CpuLayers:
         each[:, :-1] = attention.calls
         each[:-1, -1, 0], each[:-1, -1, 1] = address_of(self._kernels.tail_call), addresses(tails)
         calls = each.reshape(-1, 2)[:-1]
-        self._kernels.run_calls(calls.ctypes.data, len(calls))
+        if not self._kernels.run_calls(calls.ctypes.data, len(calls), None if stop is None else stop.address):
+            raise Stopped
         return out.flatten(1)
 
 

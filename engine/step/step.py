@@ -63,7 +63,7 @@ class ScheduledRow:
 class Step:
     rows: list[ScheduledRow]  # decodes (one token) first
     gives_way: bool = False  # it may end without a result behind any layer, and is computed again (sched/part_turns.py)
-    left_out: Sequence[Request] = ()  # of class batch, that wait for its prompts of higher classes
+    left_out: Sequence[Request] = ()  # of class batch, that wait for its rows of higher classes
 
     @property
     def num_tokens(self) -> int:

@@ -3,11 +3,14 @@
   scripts/bench.py batches
   scripts/bench.py batches --prompts 200 --tokens 32 --json out.json
 
-One cluster of a prefill and a decode node. Four measurements, one after the other:
+One cluster of a prefill and a decode node. First two measurements in turns, --rounds of each:
 
     interactive alone        requests of class interactive arrive at --rate per second for --seconds
-    interactive and batch    the same arrivals while a batch of --prompts runs
-    batch                    a batch of --prompts alone: tokens per second from its first state in_progress to its end
+    interactive and batch    the same arrivals while batches of --prompts run, one after the other
+
+The medians and 99th percentiles are over the requests of all rounds. Then two, one after the other:
+
+    batch                    a batch of --prompts alone: tokens per second from its creation to its end
     online                   the same prompts as requests over HTTP, --concurrency at a time
 
 Every prompt is new, so no prefix is found.
@@ -19,7 +22,9 @@ import asyncio
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ NODES = "prefill=1,decode=1"
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 DEADLINE_S = 7200.0
 POLL_S = 0.1
+ENDED = {"completed", "failed", "expired", "cancelled"}
 GOAL = 1.1
 """The interactive p99 next to a batch over that alone (at most 10 % more)."""
 
@@ -48,10 +54,11 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--tokens", type=positive, default=16, help="of each answer (default %(default)s)")
     parser.add_argument("--concurrency", type=positive, default=32, help="online and batch (default %(default)s)")
     parser.add_argument("--rate", type=above_zero, default=1.0, help="interactive requests/s (default %(default)s)")
-    parser.add_argument("--seconds", type=above_zero, default=60.0, help="of arrivals (default %(default)s)")
+    parser.add_argument("--seconds", type=above_zero, default=60.0, help="of arrivals per round (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=4, help="alone and next to a batch (default %(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="seed of prompts and arrivals (default %(default)s)")
     add_result_flags(parser)
-    return quicken(parser.parse_args(argv), prompts=24, seconds=6.0)
+    return quicken(parser.parse_args(argv), prompts=24, seconds=3.0, rounds=2)
 
 
 class Offline:
@@ -78,17 +85,40 @@ class Offline:
 
     async def until(self, batch_id: str, *states: str) -> dict[str, Any]:
         """Raises RuntimeError for a batch that failed, or with lines that failed."""
-        while (batch := await self._json("GET", f"/batches/{batch_id}"))["status"] not in states:
-            if batch["status"] in ("failed", "expired", "cancelled"):
-                raise RuntimeError(f"the batch {batch['status']}: {batch['errors']}")
+        while (batch := await self._batch(batch_id))["status"] not in states:  # noqa: ASYNC110 - over HTTP
             await asyncio.sleep(POLL_S)
+        return batch
+
+    async def _batch(self, batch_id: str) -> dict[str, Any]:
+        batch = await self._json("GET", f"/batches/{batch_id}")
+        if batch["status"] in ENDED - {"completed"}:
+            raise RuntimeError(f"the batch {batch['status']}: {batch['errors']}")
         if batch["request_counts"]["failed"]:
             raise RuntimeError(f"{batch['request_counts']['failed']} lines of the batch failed")
         return batch
 
-    async def cancel(self, batch_id: str) -> None:
-        async with self._session.post(f"{self._url}/batches/{batch_id}/cancel"):
-            pass
+    @asynccontextmanager
+    async def running(self, specs: Iterator[Sequence[Spec]]) -> AsyncIterator[None]:
+        """While the block runs, one batch follows the other; the last one is cancelled. Raises what `until` raises."""
+        over = False
+
+        async def follow(batch_id: str) -> None:
+            while not over:
+                if (await self._batch(batch_id))["status"] == "completed":
+                    batch_id = await self.begin(next(specs))
+                await asyncio.sleep(POLL_S)
+            await self._json("POST", f"/batches/{batch_id}/cancel")
+            while (await self._json("GET", f"/batches/{batch_id}"))["status"] not in ENDED:  # noqa: ASYNC110 - over HTTP
+                await asyncio.sleep(POLL_S)
+
+        first = await self.begin(next(specs))
+        await self.until(first, "in_progress", "finalizing", "completed")
+        following = asyncio.create_task(follow(first))
+        try:
+            yield
+        finally:
+            over = True
+            await following
 
     async def _json(self, method: str, path: str, **body: Any) -> dict[str, Any]:
         async with self._session.request(method, self._url + path, **body) as answer:
@@ -99,8 +129,8 @@ class Offline:
 
 
 def arrivals(args: Namespace, source: TokenSource, run: int) -> list[Spec]:
-    """The same times in every run, with prompts of their own."""
-    rng = np.random.default_rng([args.seed, 7])
+    """The times of a round are the same alone and next to a batch; every run has prompts of its own."""
+    rng = np.random.default_rng([args.seed, 7, run // 2])
     at, specs = 0.0, list[Spec]()
     while (at := at + float(rng.exponential(1 / args.rate))) < args.seconds:
         specs.append(Spec(source.tokens(args.prompt_tokens, SUFFIX, run, len(specs)), args.tokens, at))
@@ -119,21 +149,22 @@ async def measure(args: Namespace, url: str) -> tuple[list[Row], dict[str, Any]]
         urgent = Client(session, server, "openai", GREEDY | {"service_class": "interactive"})
         plain = Client(session, server, "openai", GREEDY)
         await _answered(plain, offline(args, source, 100)[:8], 4)  # first steps are slow
-        alone = await _answered(urgent, arrivals(args, source, 1), None)
-        running = await batches.begin(offline(args, source, 2))
-        await batches.until(running, "in_progress", "finalizing", "completed")
-        next_to = await _answered(urgent, arrivals(args, source, 3), None)
-        await batches.cancel(running)
-        batch = await _throughput(batches, offline(args, source, 4))
+        prompts = (offline(args, source, run) for run in count(101))
+        alone, next_to = list[Outcome](), list[Outcome]()
+        for turn in range(args.rounds):
+            alone += await _answered(urgent, arrivals(args, source, 2 * turn), None)
+            async with batches.running(prompts):
+                next_to += await _answered(urgent, arrivals(args, source, 2 * turn + 1), None)
+        batch = await _throughput(batches, next(prompts))
         begun = time.perf_counter()
-        online = await _answered(plain, offline(args, source, 5), args.concurrency)
+        online = await _answered(plain, next(prompts), args.concurrency)
         online_s = time.perf_counter() - begun
         tokens_per_s = sum(one.output_tokens for one in online) / online_s
     return [
         Row("batch", "output tokens", "tokens/s", batch, {"online": tokens_per_s}),
         Row("online", "output tokens", "tokens/s", tokens_per_s),
-        *_compared("TTFT p99", [one.ttft_s for one in next_to], [one.ttft_s for one in alone]),
-        *_compared("TBT p99", _gaps(next_to), _gaps(alone)),
+        *_compared("TTFT", [one.ttft_s for one in next_to], [one.ttft_s for one in alone]),
+        *_compared("TBT", _gaps(next_to), _gaps(alone)),
     ], server.config or {}
 
 
@@ -157,12 +188,14 @@ def _gaps(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def _compared(metric: str, next_to: Sequence[float], alone: Sequence[float]) -> list[Row]:
-    """The interactive requests next to a batch, against the same alone."""
-    with_batch, without = (1000 * float(np.percentile(found or [0.0], 99)) for found in (next_to, alone))
-    return [
-        Row("interactive alone", metric, "ms", without),
-        Row("interactive and batch", metric, "ms", with_batch, {"alone": without}, {"goal": GOAL * without}),
-    ]
+    """The median and the 99th percentile of the interactive requests next to a batch, against those alone."""
+    rows = []
+    for share in (50, 99):
+        with_batch, without = (1000 * float(np.percentile(found or [0.0], share)) for found in (next_to, alone))
+        goal = {"goal": GOAL * without} if share == 99 else {}
+        rows.append(Row("interactive alone", f"{metric} p{share}", "ms", without))
+        rows.append(Row("interactive and batch", f"{metric} p{share}", "ms", with_batch, {"alone": without}, goal))
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:

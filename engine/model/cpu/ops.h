@@ -187,9 +187,14 @@ struct Call {
     const void* argument;
 };
 
-// Runs calls in order, of this library and of others (layers_cpu.py).
-void run_calls(const Call* calls, int64_t count) {
-    for (int64_t i = 0; i < count; i++) calls[i].function(calls[i].argument);
+// Runs calls in order, of this library and of others (layers_cpu.py), until another thread sets *stop, if it is not
+// null. Returns whether all have run.
+int32_t run_calls(const Call* calls, int64_t count, const int32_t* stop) {
+    for (int64_t i = 0; i < count; i++) {
+        if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED)) return 0;
+        calls[i].function(calls[i].argument);
+    }
+    return 1;
 }
 
 }  // extern "C"

@@ -95,7 +95,7 @@ SIGNATURES: dict[str, list[type]] = {
     "act_mul": [P, I64, I64, P, I32, I32],
     "tail": [P, P, P, P, P, I64, I32],
     "tail_call": [P],
-    "run_calls": [P, I64],
+    "run_calls": [P, I64, P],
 }
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.pool.block_pool import OutOfBlocks
+from cache.pool.block_pool import BlockPool, OutOfBlocks
+from engine.core.batcher import Batcher, BatchRules
+from engine.speculation.speculative import Speculator
 from engine.step.request import Request, RequestState
 from sched.batching import BoundedSteps, DecodeFirst
 from sched.classes import BATCH, CLASSES
-from sched.part_turns import RECENT_S, SLICE_S
+from sched.part_turns import MOST_LOST_S, RECENT_S, SLICE_S
 from sched.queueing import EDF, FCFS, OVERDUE_OBJECTIVES, queue_orders
+from tests.engine.core.test_batcher_states import Guesses
 from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
 
 
@@ -41,7 +45,7 @@ def test_an_interactive_hand_over_takes_the_seat_of_a_batch_stream_and_gives_it_
     b, streams = full_of_batch(EDF())
     chat = hand_over(b, 10, of("chat", "interactive", [99] * 6, 10, 5))
     step = b.schedule(10)
-    assert chat in [row.request for row in step.rows] and len(step.rows) == 4
+    assert [row.request for row in step.rows] == [chat] and step.left_out == streams[:3], "three have their seats"
     (victim,) = [r for r in streams if r.paused]
     assert victim is streams[3], "the last of the running ones"
     blocks, computed = list(victim.block_ids), victim.num_computed
@@ -131,7 +135,7 @@ class Busy:
         assert step is not None or not self.stood, "a step without work makes room for a claim"
         self.stood = step is None
         if step is not None:
-            run_step(b, self.now, step)
+            run_step(b, self.now + self.dt / 2, step)
 
 
 @settings(max_examples=40, deadline=None)
@@ -274,10 +278,70 @@ def test_who_already_waited_when_the_step_was_chosen_does_not_end_it():
     run_dry(b)
 
 
-def test_decodes_of_class_batch_do_not_give_way():
-    b, _ = full_of_batch(EDF())
+def test_decodes_of_class_batch_give_way_to_a_hand_over():
+    b, streams = full_of_batch(EDF(), seats=6, streams=4)
     step = b.schedule(10)
-    assert all(row.decodes for row in step.rows) and not step.gives_way
+    assert all(row.decodes for row in step.rows) and len(step.rows) == 4
+    assert step.gives_way and b.lets_in_at() == inf
+    chat = hand_over(b, 10, of("chat", "interactive", [99] * 6, 10, 3))
+    assert b.lets_in_at() == 0.0
+    b.gave_way(10.01, step)
+    b.check_integrity()
+    nxt = b.schedule(10.01)
+    assert [row.request for row in nxt.rows] == [chat] and nxt.left_out == streams
+    run_step(b, 10.02, nxt)
+    run_dry(b)
+    assert list(chat.output_ids) == alone([99] * 6, 3)
+    for i, one in enumerate(streams):
+        assert list(one.output_ids) == alone([i + 1] * 6, 40), "nothing of the step that ended remains"
+    assert b.pool.usage()["held"] == 0
+
+
+def test_decodes_of_class_batch_are_left_out_of_the_steps_of_chats_until_it_has_lost_enough():
+    b, streams = full_of_batch(EDF(), seats=6, streams=4)
+    chat = hand_over(b, 10, of("chat", "interactive", [99] * 6, 10, 40))
+    now, alone_for = 10.0, 0.0
+    while (step := b.schedule(now)).left_out:
+        assert [row.request for row in step.rows] == [chat] and set(step.left_out) == set(streams)
+        run_step(b, now + 0.03, step)
+        now, alone_for = now + 0.03, alone_for + 0.03
+    assert MOST_LOST_S <= alone_for + 1e-9 <= MOST_LOST_S + 0.03
+    assert {row.request for row in step.rows} == {chat, *streams}, "as many of both as there are"
+    run_step(b, now, step)
+    run_dry(b)
+    assert list(chat.output_ids) == alone([99] * 6, 40)
+    assert all(list(one.output_ids) == alone([i + 1] * 6, 40) for i, one in enumerate(streams))
+
+
+def test_first_come_first_served_leaves_nobody_out_who_came_first():
+    b = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=FCFS())
+    streams = [hand_over(b, i, of(f"b{i}", "batch", [i + 1] * 6, i, 40)) for i in (0, 2)]
+    chat = hand_over(b, 1, of("chat", "interactive", [99] * 6, 1, 40))
+    prompt = of("late", BATCH.name, [7] * 20, 3.0, 2)
+    b.add(3, prompt)
+    step = b.schedule(3)
+    assert [row.request for row in step.rows] == [streams[0], chat] and step.left_out == [streams[1], prompt]
+
+
+def test_prompts_of_class_batch_are_left_out_of_a_step_that_decodes_for_a_chat():
+    b = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=EDF())
+    chat = hand_over(b, 0, of("chat", "interactive", [99] * 6, 0, 4))
+    late = of("late", BATCH.name, [7] * 20, 0.0, 2)
+    b.add(0, late)
+    step = b.schedule(0)
+    assert [row.request for row in step.rows] == [chat] and step.left_out == [late]
+    run_step(b, 0, step)
+    run_dry(b)
+    assert list(late.output_ids) == alone([7] * 20, 2) and list(chat.output_ids) == alone([99] * 6, 4)
+
+
+def test_a_step_that_verifies_drafts_does_not_give_way():
+    """They would be proposed once more."""
+    speculator = Speculator("ngram", 3, Guesses(random.Random(0)), "fixed", 1000, lambda rows, context: None)
+    b = Batcher(BlockPool(64), 4, 4, 64, 1000, {0}, BatchRules(order=EDF(), speculator=speculator))
+    hand_over(b, 0, of("b", BATCH.name, [1, 2, 3] * 8, 0.0, 20))
+    step = b.schedule(0)
+    assert [row.num_drafts for row in step.rows] == [3] and not step.gives_way
 
 
 def test_chats_in_every_step_do_not_keep_class_batch_out():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -199,6 +200,32 @@ async def test_a_step_of_class_batch_ends_for_a_prompt_that_comes():
     assert worker.costs.prefill.regression.observations == learned + 2, "of two steps that ended"
     lost = next(entry for entry in batch.journal.drain(0.0) if entry[1] == "computed")[2]
     assert lost["others_s"] > 0
+    await worker.close()
+    worker.batcher.check_integrity()
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+async def test_decodes_of_class_batch_end_for_a_hand_over():
+    """It decodes in the next step, and they come after it: their tokens are those of the second time."""
+    worker, runner = make(runner=Layered())
+    got: list[tuple[str, int]] = []
+    worker.start(lambda emissions: got.extend((e.request.request_id, e.token_id) for e in emissions))
+    batch, chat = request("batch", 5, 30), request("chat", 5, 2, token=2)
+    batch.service_class, chat.service_class = "batch", "interactive"
+    worker.batcher.reserve(0.0, chat)
+    worker.add(batch)
+    await until(lambda: got)
+    runner.gate.clear()
+    ran = len(runner.begun)
+    assert await asyncio.to_thread(runner.wait_for_step, ran + 1)
+    worker.batcher.arrived(time.monotonic(), chat, 7)
+    worker.wake()
+    runner.gate.set()
+    await until(lambda: batch.finished and chat.finished)
+    tokens = {name: [token for one, token in got if one == name] for name in ("batch", "chat")}
+    assert len(tokens["batch"]) == 30 and len(tokens["chat"]) == 1
+    assert sum(len(starts) for starts in runner.begun) > sum(map(len, tokens.values())), "a row was computed twice"
+    assert [r for r in (batch, chat) if r.num_output_tokens != r.sampling.max_tokens] == []
     await worker.close()
     worker.batcher.check_integrity()
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +14,7 @@ from attention.cpu.level import levels_here
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
+from engine.model.layers_cpu import Stop, Stopped
 from engine.model.ops.cpu import CpuOps
 from engine.model.ops.interface import TorchOps
 from engine.sampling.params import SamplingParams
@@ -101,6 +105,51 @@ def test_all_layers_in_one_call_are_what_they_are_one_by_one(ops, family, tmp_pa
     for ours, expected in zip(*found, strict=True):
         assert ours.nan_to_num().abs().max() > 0  # what no request has written in the pool is NaN
         torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_pass_that_was_stopped_changes_nothing_for_the_next_one(ops, one_by_one, tmp_path):
+    """Computed again, a chunk and decodes give the same bits, in the pool too."""
+    save("mistral", tmp_path)
+    source = describe(str(tmp_path))
+    model = Model(source.config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
+    if one_by_one:
+        model.layers_at_once = None
+    ids, tables, found = tokens(90), [[0, 1, 2], [3, 4, 5]], []
+    for stops in (False, True):
+        pool, stop = empty_pool(source, torch.bfloat16), Stop()
+        runner = Runner(model, pool, BLOCK_SIZE)
+        for rows in (
+            [Row(ids[:40], 0, tables[0]), Row(ids[40:60], 0, tables[1])],
+            [Row(ids[5:6], 40, tables[0]), Row(ids[70:90], 20, tables[1])],
+        ):
+            inputs = runner._inputs.build(rows)
+            every = torch.arange(len(inputs.token_ids))
+            if stops:
+                stop.set(True)
+                with pytest.raises(Stopped):
+                    model.forward(inputs.token_ids, inputs.batch, pool, every, before_layer=stop)
+                stop.set(False)
+            logits = model.forward(inputs.token_ids, inputs.batch, pool, every, before_layer=stop)
+        found.append((logits, pool))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_list_of_calls_ends_where_another_thread_stops_it(ops):
+    stop, ran = Stop(), list[int]()
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+    def second(argument: int | None) -> None:
+        ran.append(2)
+        stop.set(True)
+
+    functions = [call(lambda argument: ran.append(1)), call(second), call(lambda argument: ran.append(3))]
+    calls = np.array([(ctypes.cast(function, ctypes.c_void_p).value, 0) for function in functions], np.uint64)
+    assert not ops.kernels.run_calls(calls.ctypes.data, len(calls), stop.address) and ran == [1, 2]
+    stop.set(False)
+    assert ops.kernels.run_calls(calls.ctypes.data, 1, stop.address) and ran == [1, 2, 1]
+    assert ops.kernels.run_calls(calls.ctypes.data, len(calls), None) and ran == [1, 2, 1, 1, 2, 3]
 
 
 def test_layers_that_need_more_than_kernels_go_one_by_one(ops, tmp_path):
