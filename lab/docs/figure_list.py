@@ -217,7 +217,13 @@ FIGURES = (
     ),
     Figure(
         "batches",
-        {"output tokens": "output", "TTFT p99": "first token, p99", "TBT p99": "gap between tokens, p99"},
+        {
+            "output tokens": "output",
+            "TTFT p50": "first token, median",
+            "TTFT p99": "first token, p99",
+            "TBT p50": "gap between tokens, median",
+            "TBT p99": "gap between tokens, p99",
+        },
         cases=r"batch|.* and batch",
         compared_with=("online", "alone"),
     ),
