@@ -7,7 +7,6 @@ not wait for them, and the import of torch has begun in a thread when Python get
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import secrets
@@ -31,15 +30,11 @@ from engine.node.phases import Phases
 from engine.node.report import ready_line
 from engine.observe.logs import configure as configure_logs
 from engine.speculation.draft_source import draft_source, with_draft_layer
+from engine.start.garbage import collect_seldom
 from engine.start.torch_import import begin_engine
 from net.channel.sockets import ListenError, listen
 from net.http.client import ClusterError, fetch_cluster
 from net.loop.tasks import awaited
-
-COLLECT_AFTER = 5_000, 10, 20
-"""gc.set_threshold of a serving node: young objects per collection, and collections of a generation per collection of
-the next. Python's own (700, 10, 10) makes 85 young collections and a full one while the largest body is parsed, and a
-full one holds every thread for 10 to 40 ms: it looks at the timelines of the last thousand requests."""
 
 
 def run(config: Config, begun: float) -> int:
@@ -102,11 +97,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             log.info("configuration: %s", json.dumps(as_dict(config)))
         try:
             await _first(node.start(), stop.wait(), node.given_up.wait())
-            # Objects from the start-up live as long as the node. A full collection over them would hold every thread
-            # for half a second, so none runs during the start-up either.
-            gc.freeze()
-            gc.set_threshold(*COLLECT_AFTER)
-            gc.enable()
+            collect_seldom(node.gossip)
             if not stop.is_set() and not node.given_up.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)
                 await _first(stop.wait(), node.leaving.asked.wait(), node.given_up.wait())
