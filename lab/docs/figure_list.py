@@ -300,6 +300,20 @@ FIGURES = (
         without=NO_STREAM,
     ),
     Figure(
+        "cut-sites",
+        {
+            "first token p50": "first token, median, s",
+            "first token p99": "first token, p99, s",
+            "east to west": "east to west, MB",
+            "west to east": "west to east, MB",
+            "requests": "requests",
+        }
+        | PAUSES
+        | {"heal to one cluster": "one cluster again after, s", "errors": "errors", "wrong tokens": "wrong tokens"},
+        command="scripts/faults.py cut-sites",
+        without=NO_STREAM,
+    ),
+    Figure(
         "rolling-restart",
         {"requests that ended well": "ended well", "requests that failed": "failed", "nodes": "nodes restarted"},
         command="scripts/faults.py rolling-restart --nodes prefill=2,decode=2,store=2 --tiny --requests 600",
