@@ -95,6 +95,14 @@ class Placer:
         """
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
+        while (placed := await self._try_to_place(begun, request, avoid, new, one_node)) is None:
+            pass  # each time without one site more
+        return placed
+
+    async def _try_to_place(
+        self, begun: float, request: Request, avoid: Collection[str], new: bool, one_node: bool
+    ) -> Placed | None:
+        """None: the site is silent that the request should go to. begun: monotonic."""
         keys = self._keys(request)
         everyone = known = self._neighbours.known(begun)
         if self._beyond.concerns(request, known.view):
@@ -102,12 +110,12 @@ class Placer:
             return self._charged(placed, everyone, time.monotonic(), request)
         demand = self._demands.of(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
-        pooled = None
+        pooled, far = None, False
         if self._sites.several(known.sites):
             pooled = await self._pooled(keys if request.fetches else [])
             wanted = Wanted(self._demands.of(request, pooled, 0, known.view), demand, request.site_bound)
             site = self._sites.choose(begun, known.view, known.members, matched, wanted)
-            if site != self._sites.own:
+            if far := site != self._sites.own:
                 pooled = LeadingRun(0)  # the nodes of that site ask its pool
             known = known.at_site(site)
             if matched is not everyone.view.none:
@@ -128,6 +136,9 @@ class Placer:
         now = time.monotonic()
         for answer in answers.values():
             self._sites.heard(now, answer.member, answer.round_trip_s)
+        if far and members and not answers:
+            self._sites.silent(site)
+            return None
         view = self._neighbours.answered(now, known, answers, bool(asked))
         held = 0 if matched is known.view.none else int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:

@@ -3,7 +3,8 @@
 The acceptor knows the queues and the arenas of all sites from gossip, and the pool of its own site by asking it. The
 distance of a site is the shortest round trip of the questions to its nodes; of a site without a recent one, one node
 after the other is asked in the background, and it takes no request before one has answered. So a site is asked as soon
-as it is there, and not only when a request comes.
+as it is there, and not only when a request comes. A site where nobody answered a question is silent: it was probably
+cut off, which gossip finds out node by node. It takes no request until one of its nodes has answered.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class SiteFinder:
         self._measure = measure
         self._distances = Distances(own)
         self._asked: dict[str, tuple[float, int]] = {}  # site -> time of the last background question, their number
+        self._silent: set[str] = set()
 
     def several(self, sites: Set[str]) -> bool:
         """Whether there are other ones than the own one among these."""
@@ -47,7 +49,13 @@ class SiteFinder:
 
     def heard(self, now: float, member: Member, round_trip_s: float) -> None:
         """The node has answered a question."""
+        self._silent.discard(member.site)
         self._distances.observe(now, member.site, round_trip_s)
+
+    def silent(self, site: str) -> None:
+        """None of its nodes that were asked has answered in time."""
+        if site != self.own:
+            self._silent.add(site)
 
     def choose(self, now: float, view: View, members: Sequence[Member], matched: Vector, wanted: Wanted) -> str:
         """The site of the request: the own one if none can take it. members: in the order of the view; matched: leading
@@ -56,9 +64,9 @@ class SiteFinder:
         self._distances.keep(sites)
         costs = []
         for site, indices in sites.items():
-            if self._distances.stale(now, site):
+            if self._distances.stale(now, site) or site in self._silent:
                 self._ask(now, site, [members[i] for i in indices])
-            if site != self.own and wanted.bound:
+            if site != self.own and (wanted.bound or site in self._silent):
                 continue
             part = view.only(indices.tolist())
             held = part.none if matched is view.none else matched[indices]

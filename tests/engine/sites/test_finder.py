@@ -53,6 +53,20 @@ def test_a_site_is_asked_without_a_request_until_its_distance_is_known():
     assert world.choose(NOW + RETRY_S) == "b", "the first request too"
 
 
+def test_a_silent_site_takes_no_request_until_one_of_its_nodes_answers():
+    world = World()
+    world.hear(NOW, 0.1)
+    assert world.choose() == "b"
+    world.finder.silent("b")
+    for now in (NOW, NOW + RETRY_S / 2, NOW + RETRY_S):
+        assert world.choose(now) == "a"
+    assert world.asked == ["b1", "b1"], "in the background, once a second"
+    world.hear(NOW + RETRY_S, 0.1)
+    assert world.choose(NOW + RETRY_S) == "b"
+    world.finder.silent("a")
+    assert world.choose(NOW, True) == "a", "the own site is where a request is anyway"
+
+
 def test_a_site_that_does_not_answer_is_asked_again_but_not_for_every_request():
     world = World()
     for _ in range(5):
