@@ -138,11 +138,15 @@ class StepPlanner:
         higher = [row.request for row in decodes if _above_batch(row.request)]
         if not higher or not self._part_turns.batch_may_lose:
             return decodes
-        batch = [row.request for row in decodes if _of_batch(row.request)]
-        first = self._first_higher = self._order.order(now, higher)[0]
-        ordered = self._order.order(now, [first, *batch])
-        self.left_out += ordered[ordered.index(first) + 1 :]
-        return [row for row in decodes if row.request not in self.left_out]
+        self._first_higher = self._order.order(now, higher)[0]
+        behind = self._behind(now, [row.request for row in decodes], self._first_higher)
+        self.left_out += [row.request for row in decodes if row.request in behind]
+        return [row for row in decodes if row.request not in behind]
+
+    def _behind(self, now: float, requests: Sequence[Request], first: Request) -> set[Request]:
+        """Those of class batch behind `first` in the order."""
+        ordered = self._order.order(now, [first, *(request for request in requests if _of_batch(request))])
+        return set(ordered[ordered.index(first) + 1 :])
 
     def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> int:
         """Tokens of its row; 0: it has none."""
@@ -163,7 +167,9 @@ class StepPlanner:
         budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
-        first_higher = self._first_higher
+        behind_decodes: set[Request] = set()
+        if self._first_higher is not None:
+            behind_decodes = self._behind(now, queue, self._first_higher)
         by_budget = not self._cold.present
         whole, slice_tokens = budget, None
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
@@ -172,10 +178,12 @@ class StepPlanner:
                 break
             most = budget
             if _of_batch(request):
-                if (rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose) or (
-                    first_higher is not None and self._order.order(now, [request, first_higher])[0] is first_higher
-                ):
-                    self.left_out.append(request)
+                behind_rows = rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose
+                if behind_rows or request in behind_decodes:
+                    if request.state is not RequestState.WAITING or self._seats.may_start(now, request):
+                        self.left_out.append(request)
+                    else:  # it loses nothing
+                        blocked = in_turn
                     continue
                 if slice_tokens is None:
                     slice_tokens = self._prefill_budget(now, decodes, queue, request)

@@ -80,6 +80,7 @@ class Placer:
         self._groups = rules.groups
         self._beyond = BeyondPlacing(cluster.channel, gossip, geometry.block_size, rules.longest)
         self._measuring: asyncio.Task[None] | None = None
+        self._closed = False
         gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
     @property
@@ -93,16 +94,17 @@ class Placer:
         `one_node`: one node computes the prompt, however long it is, and decodes too if it can. Raises NotPlaced when
         every node is full, a role is missing, the prompt fits on no node, or a new request would miss its objectives.
         """
-        begun = time.monotonic()
-        self._neighbours.arrivals.count(begun)
-        while (placed := await self._try_to_place(begun, request, avoid, new, one_node)) is None:
-            pass  # each time without one site more
+        self._neighbours.arrivals.count(time.monotonic())
+        tried: set[str] = set()
+        while (placed := await self._try_to_place(request, avoid, new, one_node, tried)) is None:
+            pass  # each time with one site less
         return placed
 
     async def _try_to_place(
-        self, begun: float, request: Request, avoid: Collection[str], new: bool, one_node: bool
+        self, request: Request, avoid: Collection[str], new: bool, one_node: bool, tried: set[str]
     ) -> Placed | None:
-        """None: the site is silent that the request should go to. begun: monotonic."""
+        """None: the site that the request should go to is silent, and is now in `tried`; another one can take it."""
+        begun = time.monotonic()
         keys = self._keys(request)
         everyone = known = self._neighbours.known(begun)
         if self._beyond.concerns(request, known.view):
@@ -114,7 +116,7 @@ class Placer:
         if self._sites.several(known.sites):
             pooled = await self._pooled(keys if request.fetches else [])
             wanted = Wanted(self._demands.of(request, pooled, 0, known.view), demand, request.site_bound)
-            site = self._sites.choose(begun, known.view, known.members, matched, wanted)
+            site, others = self._sites.choose(begun, known.view, known.members, matched, wanted, tried)
             if far := site != self._sites.own:
                 pooled = LeadingRun(0)  # the nodes of that site ask its pool
             known = known.at_site(site)
@@ -136,9 +138,12 @@ class Placer:
         now = time.monotonic()
         for answer in answers.values():
             self._sites.heard(now, answer.member, answer.round_trip_s)
-        if far and members and not answers:
+        if far and asked and not answers and asking.late:
             self._sites.silent(site)
-            return None
+            self._measure_sites()
+            if others:
+                tried.add(site)
+                return None
         view = self._neighbours.answered(now, known, answers, bool(asked))
         held = 0 if matched is known.view.none else int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:
@@ -182,10 +187,11 @@ class Placer:
     def start(self) -> None:
         """Measure the distance of every site that is here or comes, so that the first request can go to it."""
         self._gossip.on_up(lambda member: self._measure_sites())
+        self._gossip.on_down(lambda member, reason: self._sites.keep({one.site for one in self._gossip.members}))
         self._measure_sites()
 
     def _measure_sites(self) -> None:
-        if self._measuring is None or self._measuring.done():
+        if not self._closed and (self._measuring is None or self._measuring.done()):
             self._measuring = spawn(self._until_measured(), "measuring the distances of sites")
 
     async def _until_measured(self) -> None:
@@ -198,6 +204,7 @@ class Placer:
 
     def close(self) -> None:
         """End what `start` began."""
+        self._closed = True
         if self._measuring is not None:
             self._measuring.cancel()
 

@@ -160,6 +160,7 @@ class Asking:
         self._over: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sent = self._begun = 0.0
+        self.late = False  # a node said nothing in time, not even that it cannot answer
 
     def send(self, channel: Channel, questions: Sequence[tuple[Member, dict[str, Any], Sequence[bytes]]]) -> None:
         """Ask each member with this body and data."""
@@ -177,6 +178,7 @@ class Asking:
         try:
             if self._over is not None:
                 await self._over
+                self.late = bool(self._open)
             return self._answers if self._reading is None else self._answers | await self._reading
         finally:
             self.stop()

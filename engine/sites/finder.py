@@ -3,20 +3,21 @@
 The acceptor knows the queues and the arenas of all sites from gossip, and the pool of its own site by asking it. The
 distance of a site is the shortest round trip of the questions to its nodes; of a site without a recent one, one node
 after the other is asked in the background, and it takes no request before one has answered. So a site is asked as soon
-as it is there, and not only when a request comes. A site where nobody answered a question is silent: it was probably
-cut off, which gossip finds out node by node. It takes no request until one of its nodes has answered.
+as it is there, and not only when a request comes. A site where nobody answered a question in time is silent: it was
+probably cut off, which gossip finds out node by node. Until one of its nodes has answered, it takes only requests that
+no other site can take.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 
 from sched.membership.member import Member
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
-from sched.placement.sites.choice import by_site, nearest, site_cost
+from sched.placement.sites.choice import SiteCost, by_site, nearest, site_cost
 from sched.placement.sites.distances import Distances
 from sched.placement.view import View
 
@@ -53,32 +54,48 @@ class SiteFinder:
         self._distances.observe(now, member.site, round_trip_s)
 
     def silent(self, site: str) -> None:
-        """None of its nodes that were asked has answered in time."""
+        """None of its nodes that were asked has answered in time; `unknown` asks others."""
         if site != self.own:
             self._silent.add(site)
 
-    def choose(self, now: float, view: View, members: Sequence[Member], matched: Vector, wanted: Wanted) -> str:
-        """The site of the request: the own one if none can take it. members: in the order of the view; matched: leading
-        tokens that each holds."""
+    def keep(self, sites: Set[str]) -> None:
+        """Forget what was known of other sites than these."""
+        self._distances.keep(dict.fromkeys(sites))
+        self._silent &= sites
+
+    def choose(
+        self,
+        now: float,
+        view: View,
+        members: Sequence[Member],
+        matched: Vector,
+        wanted: Wanted,
+        tried: Collection[str] = (),
+    ) -> tuple[str, bool]:
+        """(the site of the request, whether another one can take it, too); the own one if none can. members: in the
+        order of the view; matched: leading tokens that each holds; tried: sites that did not answer this request."""
         sites = by_site(member.site for member in members)
-        self._distances.keep(sites)
-        costs = []
+        costs, silent = list[SiteCost](), list[SiteCost]()
         for site, indices in sites.items():
-            if self._distances.stale(now, site) or site in self._silent:
+            if self._distances.stale(now, site):
                 self._ask(now, site, [members[i] for i in indices])
-            if site != self.own and (wanted.bound or site in self._silent):
+            if site != self.own and (wanted.bound or site in tried):
                 continue
             part = view.only(indices.tolist())
             held = part.none if matched is view.none else matched[indices]
             demand = wanted.near if site == self.own else wanted.far
-            costs.append(site_cost(now, demand, part, held, site, self._distances.of(now, site)))
-        best = nearest(costs, self.own)
-        return self.own if best is None else best.site
+            cost = site_cost(now, demand, part, held, site, self._distances.of(now, site))
+            (silent if site in self._silent else costs).append(cost)
+        best = nearest(costs, self.own) or nearest(silent, self.own)
+        if best is None:
+            return self.own, False
+        return best.site, nearest([cost for cost in costs if cost is not best], self.own) is not None
 
     def unknown(self, now: float, members: Sequence[Member]) -> bool:
-        """Whether the distance of a site was never measured; then one of its nodes is asked. members: of all sites."""
+        """Whether the distance of a site was never measured, or a site is silent; then one of its nodes is asked.
+        members: of all sites."""
         sites = by_site(member.site for member in members)
-        unknown = [site for site in sites if self._distances.of(now, site) == math.inf]
+        unknown = [site for site in sites if site in self._silent or self._distances.of(now, site) == math.inf]
         for site in unknown:
             self._ask(now, site, [members[i] for i in sites[site]])
         return bool(unknown)

@@ -3,7 +3,7 @@
 Objects from the start-up live as long as the node. A full collection over them would hold every thread for half a
 second, so no collection looks at them, and none runs during the start-up (mooncake.py switches them off). A node with
 few requests hardly ever collects by itself, but the connections to a lost node, with their buffers, are cycles, which
-would stay for hours.
+would stay for hours. Those of nodes that were there before this one was ready do stay.
 """
 
 from __future__ import annotations

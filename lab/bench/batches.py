@@ -42,6 +42,12 @@ NODES = "prefill=1,decode=1"
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 DEADLINE_S = 7200.0
 POLL_S = 0.1
+FIRST_OFFLINE = 1_000_000
+"""Names of offline prompts begin here, and those of arrivals at 0."""
+
+OVER = 409
+"""The answer to the cancellation of a batch that has ended meanwhile."""
+
 ENDED = {"completed", "failed", "expired", "cancelled"}
 GOAL = 1.1
 """The interactive p99 next to a batch over that alone (at most 10 % more)."""
@@ -107,7 +113,9 @@ class Offline:
                 if (await self._batch(batch_id))["status"] == "completed":
                     batch_id = await self.begin(next(specs))
                 await asyncio.sleep(POLL_S)
-            await self._json("POST", f"/batches/{batch_id}/cancel")
+            async with self._session.post(f"{self._url}/batches/{batch_id}/cancel") as answer:
+                if answer.status not in (200, OVER):
+                    raise RuntimeError(f"a cancelled batch answers {answer.status}: {await answer.text()}")
             while (await self._json("GET", f"/batches/{batch_id}"))["status"] not in ENDED:  # noqa: ASYNC110 - over HTTP
                 await asyncio.sleep(POLL_S)
 
@@ -148,8 +156,8 @@ async def measure(args: Namespace, url: str) -> tuple[list[Row], dict[str, Any]]
         batches = Offline(session, url, server.model)
         urgent = Client(session, server, "openai", GREEDY | {"service_class": "interactive"})
         plain = Client(session, server, "openai", GREEDY)
-        await _answered(plain, offline(args, source, 100)[:8], 4)  # first steps are slow
-        prompts = (offline(args, source, run) for run in count(101))
+        await _answered(plain, offline(args, source, FIRST_OFFLINE - 1)[:8], 4)  # first steps are slow
+        prompts = (offline(args, source, run) for run in count(FIRST_OFFLINE))
         alone, next_to = list[Outcome](), list[Outcome]()
         for turn in range(args.rounds):
             alone += await _answered(urgent, arrivals(args, source, 2 * turn), None)

@@ -3,7 +3,9 @@ is bound to its site never crosses. A site whose computing nodes are gone still 
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,3 +128,33 @@ def test_prefixes_cross_by_the_rules_and_a_bound_tenant_does_not(start: Start):
         copied = in_pool(cluster, "store-1")
         wait_until(lambda: in_pool(cluster, "store-1") <= copied - BLOCKS, "copies leave if nobody reads them", 120.0)
         settled(cluster)
+
+
+def test_a_request_for_a_site_that_says_nothing_goes_to_another_at_once(start: Start):
+    """It was found out node by node before, when gossip suspected them: each took a second or two."""
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    flags = [flag if flag != "200M" else "0" for flag in FLAGS]
+    with start("mixed=2", *flags, role_flags=WHERE) as cluster:
+        east, west = cluster["mixed-0"].url, cluster["mixed-1"].url
+
+        def nodes_of(prompt: list[int]) -> list[str]:
+            """Where an acceptor in the east places it, one after the other."""
+            told = timeline(east, complete(east, prompt, 4, **IDS)["id"])["events"]
+            return [event["detail"]["prefill"] for event in told if event["event"] == "placed"]
+
+        prompts: list[list[int]] = []
+
+        def west_is_known() -> bool:
+            prompts.append([rng.randrange(1000, 40_000) for _ in range(400)])
+            complete(west, prompts[-1], 4, **IDS)
+            time.sleep(0.5)  # gossip tells where the prefix is
+            return nodes_of(prompts[-1]) == ["mixed-1"]
+
+        wait_until(west_is_known, "a request goes to the site that has its prefix")
+        os.kill(cluster["mixed-1"].pid, signal.SIGSTOP)
+        try:
+            assert nodes_of(prompts[-1]) == ["mixed-0"]
+        finally:
+            os.kill(cluster["mixed-1"].pid, signal.SIGCONT)
+        wait_until(west_is_known, "it answers again, and takes requests")

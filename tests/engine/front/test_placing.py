@@ -282,8 +282,10 @@ class AtSites(Placer):
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.up: list[Callable[[Member], None]] = []
-        self._measuring = None
-        self._gossip = SimpleNamespace(members=[self.member("a1", "a")], on_up=self.up.append)
+        self._measuring, self._closed = None, False
+        self.down: list[Callable[[Member, str], None]] = []
+        here = [self.member("a1", "a")]
+        self._gossip = SimpleNamespace(members=here, on_up=self.up.append, on_down=self.down.append)
         self._sites = SiteFinder("a", lambda member: self.asked.append(member.node_id))
 
     @staticmethod
@@ -317,6 +319,9 @@ async def test_the_distance_of_a_site_is_measured_when_it_comes_and_not_when_the
     placer.close()
     with pytest.raises(asyncio.CancelledError):
         await placer._measuring
+    ended = placer._measuring
+    placer.join(placer.member("d1", "d"))
+    assert placer._measuring is ended, "this node ends"
 
 
 def test_a_load_from_ssd_tells_nothing_about_the_way():

@@ -21,11 +21,14 @@ class World:
         self.finder = SiteFinder("a", lambda member: self.asked.append(member.node_id))
         self.members = [Member(name, ("h", 1), info={"site": name[0]}) for name in ("a1", "b1")]
 
-    def choose(self, now: float = NOW, bound: bool = False, *nodes: Node) -> str:
+    def choose(self, now: float = NOW, bound: bool = False, *nodes: Node, tried: tuple[str, ...] = ()) -> str:
+        return self.both(now, bound, *nodes, tried=tried)[0]
+
+    def both(self, now: float = NOW, bound: bool = False, *nodes: Node, tried: tuple[str, ...] = ()):
         given = nodes or (node("a1", wait_s=BUSY_S), node("b1"))
         view = View(NOW, [candidate for candidate, _ in given], FAST, 100)
         matched = np.array([float(local) for _, local in given])
-        return self.finder.choose(now, view, self.members, matched, Wanted(demand(), demand(), bound))
+        return self.finder.choose(now, view, self.members, matched, Wanted(demand(), demand(), bound), tried)
 
     def hear(self, now: float, seconds: float) -> None:
         self.finder.heard(now, self.members[1], seconds)
@@ -60,11 +63,35 @@ def test_a_silent_site_takes_no_request_until_one_of_its_nodes_answers():
     world.finder.silent("b")
     for now in (NOW, NOW + RETRY_S / 2, NOW + RETRY_S):
         assert world.choose(now) == "a"
+        assert world.finder.unknown(now, world.members)
     assert world.asked == ["b1", "b1"], "in the background, once a second"
     world.hear(NOW + RETRY_S, 0.1)
-    assert world.choose(NOW + RETRY_S) == "b"
+    assert world.choose(NOW + RETRY_S) == "b" and not world.finder.unknown(NOW + RETRY_S, world.members)
     world.finder.silent("a")
     assert world.choose(NOW, True) == "a", "the own site is where a request is anyway"
+
+
+def test_a_silent_site_takes_what_no_other_one_can_and_is_tried_once_per_request():
+    world = World()
+    world.hear(NOW, 0.1)
+    assert world.both() == ("b", True), "a could take it, too"
+    full = node("a1", roles=("store",)), node("b1")
+    assert world.both(NOW, False, *full) == ("b", False)
+    world.finder.silent("b")
+    assert world.both(NOW, False, *full) == ("b", False), "it may be slow"
+    assert world.both(NOW, False, *full, tried=("b",)) == ("a", False)
+    world.hear(NOW, 0.1)
+    assert world.choose(tried=("b",)) == "a", "although another of its nodes answers"
+
+
+def test_a_site_that_has_gone_is_forgotten():
+    world = World()
+    world.hear(NOW, 0.1)
+    world.finder.silent("b")
+    world.finder.keep({"a"})
+    assert world.finder.unknown(NOW, world.members), "it may have returned by another way"
+    world.hear(NOW, 0.2)
+    assert world.choose() == "b"
 
 
 def test_a_site_that_does_not_answer_is_asked_again_but_not_for_every_request():

@@ -107,9 +107,29 @@ def test_all_layers_in_one_call_are_what_they_are_one_by_one(ops, family, tmp_pa
         torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
 
 
+class Half:
+    """Kernels of which a list of calls is stopped in its middle."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._kernels, self.tail_call = kernels, kernels.tail_call
+
+    def run_calls(self, calls: int, count: int, stop: int | None) -> int:
+        self._kernels.run_calls(calls, count // 2, None)
+        return 0
+
+
+class AtLayer(Stop):
+    """Stops in front of a layer."""
+
+    def __call__(self, layer: int) -> None:
+        self.set(layer == 1)
+        super().__call__(layer)
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_pass_that_was_stopped_changes_nothing_for_the_next_one(ops, one_by_one, tmp_path):
-    """Computed again, a chunk and decodes give the same bits, in the pool too."""
+def test_a_pass_that_was_stopped_changes_nothing_for_the_next_one(ops, one_by_one, tmp_path, monkeypatch):
+    """Stopped when some layers have written to the pool, and computed again, a chunk and decodes give the same bits,
+    in the pool too."""
     save("mistral", tmp_path)
     source = describe(str(tmp_path))
     model = Model(source.config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
@@ -126,10 +146,12 @@ def test_a_pass_that_was_stopped_changes_nothing_for_the_next_one(ops, one_by_on
             inputs = runner._inputs.build(rows)
             every = torch.arange(len(inputs.token_ids))
             if stops:
-                stop.set(True)
-                with pytest.raises(Stopped):
-                    model.forward(inputs.token_ids, inputs.batch, pool, every, before_layer=stop)
-                stop.set(False)
+                before = pool.clone()
+                with pytest.raises(Stopped), monkeypatch.context() as patched:
+                    if not one_by_one:
+                        patched.setattr(model.layers_at_once, "_kernels", Half(ops.kernels))
+                    model.forward(inputs.token_ids, inputs.batch, pool, every, before_layer=AtLayer())
+                assert not torch.equal(before.nan_to_num(), pool.nan_to_num()), "it has written some KV"
             logits = model.forward(inputs.token_ids, inputs.batch, pool, every, before_layer=stop)
         found.append((logits, pool))
     for ours, expected in zip(*found, strict=True):
