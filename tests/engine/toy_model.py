@@ -36,14 +36,15 @@ def run_step(b: Batcher, now: float, step: Step):
     return b.commit(now, step, sampled)
 
 
-def run_dry(b: Batcher, limit=500) -> None:
+def run_dry(b: Batcher, limit=500, step_s=0.0) -> None:
+    """Steps begin a second apart, and take `step_s`."""
     for now in range(limit):
         for r in b.loads(now, 4):
             b.loaded(now, r)
         step = b.schedule(now)
         if step is None:
             return
-        run_step(b, now, step)
+        run_step(b, now + step_s, step)
     raise AssertionError(f"not dry after {limit} steps: {b.requests}")
 
 

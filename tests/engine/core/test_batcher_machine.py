@@ -31,7 +31,7 @@ from engine.sampling.params import SamplingParams
 from engine.step.request import Request, RequestState
 from engine.step.step import Step
 from sched.batching import MIN_CHUNK_TOKENS, Tuning, batching_policies
-from sched.classes import CLASSES
+from sched.classes import BATCH, CLASSES
 from sched.queueing import queue_orders
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
@@ -177,8 +177,12 @@ class BatcherMachine(RuleBasedStateMachine):
         still = {r.request_id for r in self.batcher.running} & streams
         if self.policy == "prefill-first":
             assert not (decodes and any(row.num_tokens > 1 for row in prefills))
-        else:  # no running stream is ever left out
-            assert still == {row.request.request_id for row in decodes}
+        else:  # no running stream is ever left out, but those of class batch for streams of higher classes
+            assert all(r.service_class == BATCH.name for r in step.left_out)
+            left_out = {r.request_id for r in step.left_out}
+            assert still - left_out == {row.request.request_id for row in decodes}
+            higher = [row for row in step.rows if row.decodes and row.request.service_class != BATCH.name]
+            assert higher or not still & left_out
         if self.policy == "mixed":
             assert sum(chunks) <= CHUNK
         if self.policy == "dynamic" and decodes:
