@@ -24,7 +24,17 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from net.channel.keyring import ID_BYTES, KEYS_MAX, Key, Keyring
 from net.channel.wire import MAGIC as PLAIN_MAGIC
-from net.channel.wire import SEALED_MAGIC, STAGING_MIN, Buffer, Decoder, Frame, FrameError, KeyMismatch, nbytes_of
+from net.channel.wire import (
+    SEALED_MAGIC,
+    STAGING_MIN,
+    Buffer,
+    Decoder,
+    Frame,
+    FrameError,
+    KeyMismatch,
+    nbytes_of,
+    staging_of,
+)
 from net.errors import ONE_KEY, OTHER_KEY
 
 VERSION = 1
@@ -139,7 +149,7 @@ class SealedStream:
         size = STAGING_BYTES if self._received else min(needed, max(STAGING_MIN, 2 * (self._end - self._start)))
         if size > len(self._staging):
             self._compact()
-            grown = memoryview(bytearray(size))
+            grown = staging_of(size)
             grown[: self._end] = self._staging[: self._end]
             self._staging = grown
 

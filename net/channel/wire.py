@@ -10,6 +10,7 @@ into their destination. Small pieces pass through a staging buffer: one read fil
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -94,6 +95,14 @@ def allocate(limit: int = PAYLOAD_MAX) -> Place:
     return place
 
 
+def staging_of(nbytes: int) -> memoryview:
+    """Memory to read into, of which only what was written takes room: most connections carry small frames, and a node
+    has several to each of its peers. A bytearray may lie where others were before, and takes all of its bytes then."""
+    if nbytes < STAGING_BYTES:
+        return memoryview(bytearray(nbytes))
+    return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 _nowhere = memoryview(bytearray(STAGING_BYTES))
 
 
@@ -112,7 +121,7 @@ class Decoder:
         self.place = place
         self.header_max = header_max
         self.incoming: Frame | None = None  # the frame whose payload is arriving
-        self._staging = memoryview(bytearray(staging))
+        self._staging = staging_of(staging)
         self._start = 0  # staged bytes not yet used: _staging[_start:_end]
         self._end = 0
         self._limit = STAGING_BYTES  # end of the staging buffer to read to if a prefix follows
@@ -253,7 +262,7 @@ class Decoder:
 
     def _grow(self, size: int) -> None:
         if size > len(self._staging):
-            grown = memoryview(bytearray(size))
+            grown = staging_of(size)
             staged = self._end - self._start
             grown[:staged] = self._staging[self._start : self._end]
             self._staging, self._start, self._end = grown, 0, staged

@@ -1,10 +1,13 @@
 """Frames survive every way of cutting the stream; damage and greed are refused."""
 
+import os
+
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.faults.checks import own_bytes
 from net.channel.wire import (
     DIRECT_MIN,
     HEADER_MAX,
@@ -129,3 +132,16 @@ def test_headers_must_have_a_json_form():
         head({"x": object()})
     with pytest.raises(FrameError, match="send it as payload"):
         head({"x": "a" * (HEADER_MAX + 1)})
+
+
+def test_a_connection_with_small_frames_takes_little_memory_wherever_it_lies():
+    """After a life with large payloads, whose memory the allocator has: fresh memory is zero, and recycled is not."""
+    before = [bytearray(b"x" * STAGING_BYTES) for _ in range(120)]
+    kept = [bytearray(64) for _ in range(1000)]  # between them and the end of the heap
+    before.clear()
+    begin, frame = own_bytes(os.getpid()), encode({"k": 1}, [b"y" * 3000])
+    decoders = [Decoder(allocate()) for _ in range(100)]
+    for decoder in decoders:
+        assert feed(decoder, frame, [1 << 20]) == [({"k": 1}, b"y" * 3000)]
+    assert own_bytes(os.getpid()) - begin < 100 * STAGING_BYTES / 8, "0.25 MiB each if all of it counts"
+    assert kept
