@@ -285,18 +285,20 @@ class Soak:
         rows: list[Row] = []
         unjudged = (name for name, size in self._grown(lambda one: one.files).items() if size is None)
         wrong = [f"{name}: too few samples to judge its growth: {len(self.samples[name])}" for name in unjudged]
-        limits: tuple[tuple[str, str, float, Callable[[Holding], float]], ...] = (
+        limits: tuple[tuple[str, str, float | None, Callable[[Holding], float]], ...] = (
             ("private memory", "MiB", most_mib, lambda one: one.private_bytes / MIB),
             ("open files", "", most, lambda one: one.unconnected),
             ("threads", "", most, lambda one: one.threads),
+            ("connections and segments", "", None, lambda one: one.files - one.unconnected),  # with new peers: no limit
         )
         for what, unit, limit, value in limits:
             grown = self._grown(value)
             for kind in dict.fromkeys(map(kind_of, grown)):
                 sizes = [size for name, size in grown.items() if kind_of(name) == kind and size is not None]
-                rows.append(
-                    Row(f"{kind} nodes", f"growth of {what}", unit, max(sizes, default=None), limits={"most": limit})
-                )
+                bound = {} if limit is None else {"most": limit}
+                rows.append(Row(f"{kind} nodes", f"growth of {what}", unit, max(sizes, default=None), limits=bound))
+            if limit is None:
+                continue
             wrong += [
                 f"{name}: {what} grew by {size:.1f} {unit}".rstrip() + self._last(name)
                 for name, size in grown.items()
