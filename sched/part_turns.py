@@ -13,9 +13,10 @@ The order of the queue decides whether prompts of class batch go before others. 
 
 - those of class batch get no more of a step than SLICE_S;
 - a step that computes nothing else *gives way*: it ends behind the layer that it is in, and is computed again later;
-- one that decodes for others, or computes a prompt of theirs, leaves out what comes behind them in the order.
+- one that computes a prompt before them leaves them out;
+- one that decodes for others leaves out the decodes of class batch behind them in the order.
 
-So nobody waits for it, as long as class batch loses no more than LOST_SHARE of its time by the last two. Where more
+So nobody waits for it, as long as class batch loses no more than LOST_SHARE of its time by the last three. Where more
 requests come, it gets what they leave of each step, and its own steps run to their end.
 """
 

@@ -43,14 +43,12 @@ class StepPlanner:
         self.gives_way = False  # the last rows are of class batch, and are computed again if others come meanwhile
         self._others: set[Request] = set()  # that waited when these rows, or a part, were chosen
         self.left_out: list[Request] = []  # of class batch, that the last rows left out for others
-        self._first_higher: Request | None = None  # that decodes: class batch behind it is left out of this step
         self._for_higher = False  # a row of class batch computes what a higher one waits for
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """Decodes first; empty if nothing can run. in_turn: a request that lacks seats or blocks keeps later requests
         in the order from taking them."""
-        self.left_out, self._for_higher, self._first_higher = [], False, None
-        alone = self._policy.decodes_wait
+        alone, self.left_out, self._for_higher = self._policy.decodes_wait, [], False
         prefills = self._prefill(now, [], in_turn) if alone else []
         decodes = [] if prefills else self._decode(now, in_turn)
         if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and become a prompt
@@ -138,15 +136,11 @@ class StepPlanner:
         higher = [row.request for row in decodes if _above_batch(row.request)]
         if not higher or not self._part_turns.batch_may_lose:
             return decodes
-        self._first_higher = self._order.order(now, higher)[0]
-        behind = self._behind(now, [row.request for row in decodes], self._first_higher)
-        self.left_out += [row.request for row in decodes if row.request in behind]
+        first, batch = self._order.order(now, higher)[0], [row.request for row in decodes if _of_batch(row.request)]
+        ordered = self._order.order(now, [first, *batch])
+        behind = set(ordered[ordered.index(first) + 1 :])
+        self.left_out += [request for request in batch if request in behind]
         return [row for row in decodes if row.request not in behind]
-
-    def _behind(self, now: float, requests: Sequence[Request], first: Request) -> set[Request]:
-        """Those of class batch behind `first` in the order."""
-        ordered = self._order.order(now, [first, *(request for request in requests if _of_batch(request))])
-        return set(ordered[ordered.index(first) + 1 :])
 
     def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> int:
         """Tokens of its row; 0: it has none."""
@@ -160,16 +154,13 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once. Prompts of class batch fill a step up to their
-        slice (sched/part_turns.py) and no more, and mostly not one that computes another, or decodes of higher classes;
-        that of the others does not end there. A step has one part at most."""
+        slice (sched/part_turns.py) and no more, and mostly not one that begins with another; that of the others does
+        not end there. A step has one part at most."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
-        behind_decodes: set[Request] = set()
-        if self._first_higher is not None:
-            behind_decodes = self._behind(now, queue, self._first_higher)
         by_budget = not self._cold.present
         whole, slice_tokens = budget, None
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
@@ -178,8 +169,7 @@ class StepPlanner:
                 break
             most = budget
             if _of_batch(request):
-                behind_rows = rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose
-                if behind_rows or request in behind_decodes:
+                if rows and not _of_batch(rows[0].request) and self._part_turns.batch_may_lose:
                     if request.state is not RequestState.WAITING or self._seats.may_start(now, request):
                         self.left_out.append(request)
                     else:  # it loses nothing

@@ -317,22 +317,33 @@ def test_first_come_first_served_leaves_nobody_out_who_came_first():
     b = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=FCFS())
     streams = [hand_over(b, i, of(f"b{i}", "batch", [i + 1] * 6, i, 40)) for i in (0, 2)]
     chat = hand_over(b, 1, of("chat", "interactive", [99] * 6, 1, 40))
-    prompt = of("late", BATCH.name, [7] * 20, 3.0, 2)
-    b.add(3, prompt)
     step = b.schedule(3)
-    assert [row.request for row in step.rows] == [streams[0], chat] and step.left_out == [streams[1], prompt]
+    assert [row.request for row in step.rows] == [streams[0], chat] and step.left_out == [streams[1]]
 
 
-def test_prompts_of_class_batch_are_left_out_of_a_step_that_decodes_for_a_chat():
+def test_prompts_of_class_batch_keep_their_place_in_the_order_next_to_decodes():
+    """The order of prompts is what --queue-order says, and their slice bounds how long a chat waits."""
     b = batcher(blocks=400, block_size=4, seqs=8, budget=64, order=EDF())
     chat = hand_over(b, 0, of("chat", "interactive", [99] * 6, 0, 4))
     late = of("late", BATCH.name, [7] * 20, 0.0, 2)
     b.add(0, late)
     step = b.schedule(0)
-    assert [row.request for row in step.rows] == [chat] and step.left_out == [late]
+    assert [row.request for row in step.rows] == [chat, late] and not step.left_out
     run_step(b, 0, step)
     run_dry(b)
     assert list(late.output_ids) == alone([7] * 20, 2) and list(chat.output_ids) == alone([99] * 6, 4)
+
+
+def test_prompts_that_cannot_run_lose_nothing():
+    """Only what would have run is left out, and counts to what class batch may lose."""
+    b = batcher(blocks=400, block_size=4, seqs=1, budget=64, order=EDF())
+    b.add(0, of("waits", BATCH.name, [7] * 20, 0.0, 2))
+    for now in range(3):
+        b.add(now, of(f"chat{now}", "interactive", [20 + now] * 5, now, 1))
+        step = b.schedule(now)
+        assert [row.request.request_id for row in step.rows] == [f"chat{now}"] and not step.left_out
+        run_step(b, now + 0.5, step)
+    run_dry(b)
 
 
 def test_a_step_that_verifies_drafts_does_not_give_way():
