@@ -4,18 +4,21 @@ are served as fit."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import shutil
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from lab.launch.cluster import LocalCluster
-from tests.e2e.conftest import Start, complete, settled
+from tests.e2e.conftest import TINY, Start, complete, settled
 
 SEED, CLIENTS, SHARED, OWN = 6, 4, 1500, 20
 ONCE = SHARED + CLIENTS * (OWN + 2 * 16)
@@ -32,10 +35,19 @@ GOSSIPED_S = 1.0
 """Within it every node knows the load of the others."""
 
 
+LAYERS = 16
+"""Of the model. A prefill shorter than WORTH_S (sched/gossip/intents.py) is not worth a claim, and a fast machine
+computes the prompt in less than that with the three of the tiny model."""
+
+
 @pytest.fixture(scope="module")
-def cluster(start: Start, tiny_model: list[str]) -> Iterator[LocalCluster]:
-    flags = ("--max-num-batched-tokens", "512", "--max-waiting-requests", str(WAITING))
-    with start("prefill=2,decode=1,store=1", *tiny_model, *flags) as running:
+def cluster(start: Start, tiny_model: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    tiny = Path(tiny_model[tiny_model.index("--model") + 1])
+    deeper = tmp_path_factory.mktemp("deeper") / "model"
+    shutil.copytree(tiny, deeper)
+    (deeper / "config.json").write_text(json.dumps(TINY | {"num_hidden_layers": LAYERS}))
+    flags = ("--max-num-batched-tokens", "512", "--max-waiting-requests", str(WAITING), "--kv-cache-bytes", "256M")
+    with start("prefill=2,decode=1,store=1", *tiny_model, *flags, "--model", str(deeper)) as running:
         yield running
 
 

@@ -157,4 +157,3 @@ def test_a_request_for_a_site_that_says_nothing_goes_to_another_at_once(start: S
             assert nodes_of(prompts[-1]) == ["mixed-0"]
         finally:
             os.kill(cluster["mixed-1"].pid, signal.SIGCONT)
-        wait_until(west_is_known, "it answers again, and takes requests")
