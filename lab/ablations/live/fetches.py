@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.handoff.borrowing import ARENA
 from lab.bench.common.client import Outcome
 from lab.launch import rest
 
@@ -41,9 +42,11 @@ def fetched_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def summed(details: Iterable[Mapping[str, Any]], block_tokens: int) -> Fetches:
-    """details: of the events `prefix_fetched`."""
+    """details: of the events `prefix_fetched`. What came from the arena of another node is none from the pool."""
     tokens, spent, count = {"dram": 0, "ssd": 0}, {"dram": [0.0, 0.0], "ssd": [0.0, 0.0]}, 0
     for detail in details:
+        if ARENA in detail["tiers"]:
+            continue
         count += 1
         tiers = {tier: blocks for tier, blocks in detail["tiers"].items() if blocks}
         for tier, blocks in tiers.items():

@@ -158,6 +158,7 @@ def test_fetches_by_tier_and_their_rates():
     assert (found.fetches, found.dram_tokens, found.ssd_tokens) == (3, 80, 64)
     assert (found.dram_bytes_s, found.ssd_bytes_s) == (200.0, 50.0), "a fetch from both tells neither"
     assert found.ssd_alone_bytes_s == pytest.approx(1 / (1 / 50 - 1 / 200))
+    assert summed([fetched(400, 2.0, dram=4), fetched(900, 1.0, arena=9)], 16) == Fetches(1, 64, 0, 200.0, 0.0)
     assert summed([], 16) == Fetches(0, 0, 0, 0.0, 0.0) and summed([], 16).ssd_alone_bytes_s == 0.0
     only = summed([fetched(200, 4.0, ssd=2)], 16)
     assert only.ssd_alone_bytes_s == 50.0 and only.dram_bytes_s == 0.0
