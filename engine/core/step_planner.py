@@ -298,7 +298,7 @@ def _of_batch(request: Request) -> bool:
 
 
 def _above_batch(request: Request) -> bool:
-    """The same."""
+    """Of a higher class; those beyond memory have turns of their own, too."""
     return RANK[request.service_class] < RANK[BATCH.name] and request.cold is None
 
 

@@ -83,6 +83,18 @@ class Placer:
         self._closed = False
         gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
+    def start(self) -> None:
+        """Measure the distance of every site that is here or comes, so that the first request can go to it."""
+        self._gossip.on_up(lambda member: self._measure_sites())
+        self._gossip.on_down(lambda member, reason: self._sites.keep({one.site for one in self._gossip.members}))
+        self._measure_sites()
+
+    def close(self) -> None:
+        """End what `start` began."""
+        self._closed = True
+        if self._measuring is not None:
+            self._measuring.cancel()
+
     @property
     def block_size(self) -> int:
         return self._geometry.block_size
@@ -184,12 +196,6 @@ class Placer:
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
         return self._charged(placed, everyone, now, request)
 
-    def start(self) -> None:
-        """Measure the distance of every site that is here or comes, so that the first request can go to it."""
-        self._gossip.on_up(lambda member: self._measure_sites())
-        self._gossip.on_down(lambda member, reason: self._sites.keep({one.site for one in self._gossip.members}))
-        self._measure_sites()
-
     def _measure_sites(self) -> None:
         if not self._closed and (self._measuring is None or self._measuring.done()):
             self._measuring = spawn(self._until_measured(), "measuring the distances of sites")
@@ -201,12 +207,6 @@ class Placer:
     def _computing(self) -> list[Member]:
         """Nodes of all sites that answer questions of acceptors."""
         return [member for member in self._gossip.members if COMPUTES & set(member.roles)]
-
-    def close(self) -> None:
-        """End what `start` began."""
-        self._closed = True
-        if self._measuring is not None:
-            self._measuring.cancel()
 
     def _measure(self, member: Member) -> None:
         """Ask a node of another site in the background, for the distance."""

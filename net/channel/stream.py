@@ -74,7 +74,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """The connection is lost: give back its buffers. It is a part of cycles, which only a full collection frees,
-        and a node without requests makes hardly any (engine/start/serve.py)."""
+        and a node without requests makes hardly any (engine/start/garbage.py)."""
         self.decoder.close()
         if self._seal is not None:
             self._seal.close()
