@@ -3,9 +3,9 @@
     prefill-first  whole prompts; decodes wait until no prompt is left (vLLM's first scheduler)
     decode-first   every decode, then prefill up to the step's token budget
     mixed          every decode, then at most a fixed chunk of prefill (Sarathi-Serve, section 4)
-    dynamic        every decode, then the largest chunk for which the predicted step time stays within a limit, or
-                   within four times the time of its decodes; the limit is fixed, or follows from the objectives of
-                   the requests (stretch.py)
+    dynamic        every decode, then the largest chunk for which the predicted step time stays within a limit. It
+                   follows from the objectives of the requests (stretch.py), or it is fixed, or four times the time of
+                   the decodes if that is more
 
 With every policy, the time of a step with prefill is bounded (BoundedSteps), because the node aborts, admits and
 answers requests only between steps.
@@ -28,8 +28,9 @@ MIN_CHUNK_TOKENS = 32
 """`dynamic` and BoundedSteps always allow this many prefill tokens, so that prompts do not starve."""
 
 SLOWDOWN = 4.0
-"""`dynamic` lets a step take this many times the time of its decodes, even beyond the limit. If decoding alone nearly
-uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams."""
+"""`dynamic` lets a step take this many times the time of its decodes, even beyond a fixed limit. If decoding alone nearly
+uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams. Objectives need no
+such rule: stretch.py weighs the prompts that wait against the streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class DynamicChunks:
         if not load.decodes:
             return load.budget
         alone = self._predictor.decode_seconds(load.decodes, load.decode_context)
-        seconds = max(self.tbt_s or self._by_objectives(load, alone), SLOWDOWN * alone)
+        seconds = max(self.tbt_s, SLOWDOWN * alone) if self.tbt_s else self._by_objectives(load, alone)
         chunk = self._predictor.largest_chunk(seconds, load.decodes, load.decode_context, load.prefill_context)
         return max(MIN_CHUNK_TOKENS, chunk)
 

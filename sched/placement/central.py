@@ -18,9 +18,10 @@ from sched.placement.view import View
 
 
 class CentralGreedy(TwoStages):
-    """Least TTFT, then the least time to decode among nodes with room."""
+    """Least TTFT, then the least time to decode among nodes with room; both with their tolls (costs.py)."""
 
     asks_everybody = True
+    tolls = True
     _as_written = True  # no subclass overrides the choices, so few.py may replace them
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, find: Finder | None = None) -> None:
@@ -35,18 +36,17 @@ class CentralGreedy(TwoStages):
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
         if self._as_written and len(view) <= MAX_FEW_NODES:
             placed = place_few(
-                now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn, self.find
+                now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn, self.find, self.tolls
             )
             if placed is not None:
                 return placed
         return super().place(now, demand, view, matched)
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
-        return self.drawn(least(costs.ttft_s))
+        return self.drawn(least(costs.with_toll_s() if self.tolls else costs.ttft_s))
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         """The fastest node with room. If no node has room the request will wait, so choose the most free blocks."""
-        roomy = costs.roomy_s()
-        if best := least(roomy):
+        if best := least(costs.with_toll_s() if self.tolls else costs.roomy_s()):
             return self.drawn(best)
         return max(able, key=lambda i: float(costs.headroom[i]))

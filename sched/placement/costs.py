@@ -9,6 +9,9 @@ the DRAM of the prefill nodes and the longest match names one of them; here it i
 node that has most of the prompt. Blocks on SSD must first be read into the DRAM of their homes, which takes equally
 long for all nodes. A node that computes the part from the first of them on before it is there fetches only the part in
 front of it.
+
+To the choice, not to the estimates, Algorithm 1 here adds *tolls* (view.py) for what prompts and decodes of one
+node take from each other. They are 0 on nodes of one role.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class PrefillCosts:
     demand: Demand
     local: Vector  # leading tokens cached on the node itself
     ttft_s: Vector
+    work_s: Vector  # ttft_s without the queue
     own_s: Vector  # prefill after the node's own prefix
     transfer_s: Vector | None  # fetch of the pool's prefix; None: the pool has none
     rest_s: Vector | None  # prefill after the fetched prefix
@@ -45,6 +49,10 @@ class PrefillCosts:
     @property
     def wait_s(self) -> Vector:
         return np.maximum(self.view.work_until - self.now, 0.0)
+
+    def with_toll_s(self) -> Vector:
+        """`ttft_s` and the toll of the prompt."""
+        return self.ttft_s + self.work_s * self.view.prompt_tolls()
 
     def able(self) -> list[int]:
         return _places(self.ttft_s < np.inf)
@@ -103,9 +111,8 @@ def prefill_costs(
         np.subtract(whole, own_s, out=own_s)
     ttft_s = view.open_at - now
     np.maximum(ttft_s, 0.0, out=ttft_s)
-    if rest_s is None:
-        ttft_s += own_s
-    else:
+    work_s = own_s
+    if rest_s is not None:
         latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
         if demand.ssd_s:
             near = float(demand.near_tokens)
@@ -119,10 +126,11 @@ def prefill_costs(
         if demand.ssd_s:
             transfer_s += np.where(reads, demand.ssd_s, 0.0)
         remote_s = transfer_s + rest_s
-        ttft_s += np.where(matched < most_local, np.minimum(remote_s, own_s), own_s)
+        work_s = np.where(matched < most_local, np.minimum(remote_s, own_s), own_s)
+    ttft_s += work_s
     if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
         ttft_s += long
-    return PrefillCosts(now, view, demand, matched, ttft_s, own_s, transfer_s, rest_s, reach, most_local)
+    return PrefillCosts(now, view, demand, matched, ttft_s, work_s, own_s, transfer_s, rest_s, reach, most_local)
 
 
 def most_local_of(pooled: float, threshold: float) -> float:
@@ -170,6 +178,11 @@ class DecodeCosts:
     def roomy_s(self) -> Vector:
         """`decode_s`, but infinite for nodes without enough free blocks now."""
         return np.where(self.headroom >= 0, self.decode_s, np.inf)
+
+    def with_toll_s(self) -> Vector:
+        """`roomy_s` and the tolls of the queue and of a first decode."""
+        output_s = self.token_s * float(self.demand.output_tokens)
+        return self.roomy_s() + self.view.queue_tolls_s() + output_s * self.view.first_tolls()
 
     def row(self, i: int) -> Row:
         handover_s, token_s = float(self.handover_s[i]), float(self.token_s[i])

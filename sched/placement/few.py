@@ -18,7 +18,7 @@ from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, 
 from sched.placement.demand import Demand
 from sched.placement.links import Lines, Paths, Place, Vector, columns
 from sched.placement.record_table import COLUMNS
-from sched.placement.view import View
+from sched.placement.view import TOLL_OF_FIRST, TOLL_OF_PROMPT, TOLL_OF_QUEUE, View
 
 MAX_FEW_NODES = 48
 """Up to this many nodes, plain floats are faster than columns."""
@@ -33,10 +33,10 @@ each node, prefix_tokens (tokens not computed), whether they are fetched (1.0 or
 node, wait_s, transfer_s, prefill_s, handover_s, step_s."""
 
 Drawn = Callable[[list[int]], int]
-Finder = Callable[[float, Demand, View, bytes, Vector, float, Paths, Drawn], Found | None]
-"""(now, demand, view, table, matched, threshold, fetched, drawn). `table`: the bytes of the view's table; `fetched`:
-paths from the pool into each node, empty if nothing can be fetched. None: no node can prefill the request, or no node
-can decode it; `drawn` was not called."""
+Finder = Callable[[float, Demand, View, bytes, Vector, float, Paths, Drawn, bool], Found | None]
+"""(now, demand, view, table, matched, threshold, fetched, drawn, tolls). `table`: the bytes of the view's table;
+`fetched`: paths from the pool into each node, empty if nothing can be fetched; `tolls`: whether they count. None: no
+node can prefill the request, or no node can decode it; `drawn` was not called."""
 
 
 @dataclass(slots=True)
@@ -93,12 +93,13 @@ def place_few(
     limits: Limits,
     drawn: Drawn,
     find: Finder | None = None,
+    tolls: bool = True,
 ) -> Placement | Rejected | None:
     """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. `find`: a faster
-    `find_few`. None: no node can prefill the request, or no node can decode it; `drawn` was not called."""
+    `find_few`. `tolls`: whether they count (view.py). None: no node can prefill the request, or no node can decode it; `drawn` was not called."""
     fetched = view.fetch_each() if fetches and demand.pool_tokens else NO_PATHS
     table = view.table.tobytes()
-    found = (find or find_few)(now, demand, view, table, matched, threshold, fetched, drawn)
+    found = (find or find_few)(now, demand, view, table, matched, threshold, fetched, drawn, tolls)
     if found is None:
         return None
     source, target, handed_over, prefix, fetching, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s = found
@@ -133,6 +134,7 @@ def find_few(
     threshold: float,
     fetched: Paths,
     drawn: Drawn,
+    tolls: bool = True,
 ) -> Found | None:
     """See Finder. A node whose queue alone takes longer than the best estimate so far is passed over."""
     tokens, block_size = demand.num_tokens, demand.block_size
@@ -143,14 +145,16 @@ def find_few(
     nn, left, left_squared = n * n, n - pooled, n * n - pooled * pooled
     nodes: list[list[float]] = view.table.T.tolist()
     local: list[float] = matched.tolist()
+    of_prompt, of_queue, of_first = (TOLL_OF_PROMPT, TOLL_OF_QUEUE, TOLL_OF_FIRST) if tolls else (0.0, 0.0, 0.0)
 
     best, able = inf, []
-    decoders: list[tuple[int, float, float]] = []  # (node, free blocks, seconds per token)
-    for i, (a0, a1, a2, at, _, shut, _, _, _, free, total, step, soon, _, _, _) in enumerate(nodes):
+    decoders: list[tuple[int, float, float, float, float]] = []  # (node, free blocks, seconds per token, tolls)
+    for i, (a0, a1, a2, at, _, shut, _, running, queued, free, total, step, soon, _, _, _) in enumerate(nodes):
         if total * block_size <= tokens:
             continue
         if not shut:
-            decoders.append((i, free, step if step > soon else soon))
+            first = of_first if running == 0.0 and at < inf else 0.0
+            decoders.append((i, free, step if step > soon else soon, of_queue * (a1 * queued), first))
         wait_s = at - now
         if wait_s > best:
             continue
@@ -170,8 +174,10 @@ def find_few(
                 fetch_s = inf
             if fetch_s < ttft_s:
                 ttft_s = fetch_s
+        toll_s = 0.0 if shut else ttft_s * (of_prompt * running)
         if wait_s > 0.0:
             ttft_s += wait_s
+        ttft_s += toll_s
         if ttft_s < best:
             best, able = ttft_s, [i]
         elif ttft_s == best < inf:
@@ -183,13 +189,15 @@ def find_few(
     handed_over = view.handover_each(view.ids[source])
     kv_bytes, output, need = demand.handover_bytes, float(demand.output_tokens), demand.num_blocks
     best, able, roomiest, room = inf, [], 0, -inf
-    for i, free, token_s in decoders:
+    for i, free, token_s, queue_s, first in decoders:
         if free >= need:
-            decode_s = token_s * output
+            decode_s = output_s = token_s * output
             if decode_s > best:
                 continue
             if i != source:
                 decode_s += handed_over[2 * i] + handed_over[2 * i + 1] * kv_bytes
+            decode_s += queue_s
+            decode_s += output_s * first
             if decode_s < best:
                 best, able = decode_s, [i]
             elif decode_s == best:

@@ -57,15 +57,14 @@ def width_of(view: View) -> int:
 
 
 def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
-    """`now` + `prefill_costs(...).ttft_s`, for callers that only need the cheapest nodes: half the work, unless a part
-    of the prefix is on SSD."""
+    """`now` + `prefill_costs(...).with_toll_s()`, for callers that only need the cheapest nodes: half the work, unless
+    a part of the prefix is on SSD."""
     if fetch and demand.ssd_s:
-        return now + prefill_costs(now, demand, view, matched, threshold).ttft_s
+        return now + prefill_costs(now, demand, view, matched, threshold).with_toll_s()
     n, powers = float(demand.num_tokens), view.powers
     powers[1], powers[2] = n, n * n
     rank: Vector = powers.dot(view.prefill)
-    scratch = np.maximum(view.open_at, now)
-    rank += scratch
+    scratch = np.empty(len(rank))
     if matched is not view.none:
         np.multiply(view.a2, matched, out=scratch)
         scratch += view.a1
@@ -83,6 +82,9 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch -= latency_s
         scratch[matched >= most_local_of(pooled, threshold)] = 0.0
         rank -= np.maximum(scratch, 0.0, out=scratch)
+    np.multiply(rank, view.prompt_tolls(), out=scratch)
+    rank += scratch
+    rank += np.maximum(view.open_at, now, out=scratch)
     if view.least_blocks * demand.block_size <= n and (long := view.too_long(int(n), demand.block_size)) is not None:
         rank += long
     return rank

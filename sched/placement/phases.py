@@ -23,7 +23,9 @@ from sched.placement.links import Vector
 
 
 class ByObjectives(CentralGreedy):
-    """Knows the objectives of the classes."""
+    """Knows the objectives of the classes. Each has rules of its own for nodes that do both, and no tolls."""
+
+    tolls = False
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, *, classes: Classes = CLASSES) -> None:
         super().__init__(limits, rng, threshold)

@@ -2,6 +2,11 @@
 
 A view is built once per change of the gossiped state and serves many decisions. Each decision charges its work to the
 chosen node in place, so that the next one sees it (LSQ, reference/scheduling.md).
+
+Prompts and decodes of one node delay each other, which no estimate knows. *Tolls* stand for that: a prompt counts more
+where requests decode; a decode counts more where prompts wait, and on a node that has no request, so that decodes stay
+together. Prompts and decodes then part by themselves while there is room, and share all nodes when there is none. Nodes
+of one role have no toll.
 """
 
 from __future__ import annotations
@@ -17,11 +22,22 @@ import numpy.typing as npt
 from sched.gossip.load_word import ROLE_BITS, STAGES
 from sched.gossip.state import Records
 from sched.membership.member import Member, Rng
+from sched.placement.demand import MAX_OUTPUT_TOKENS
 from sched.placement.links import Lines, Links, Paths, Place, Vector
 from sched.placement.record_table import COLUMNS, Table, table_of
 
 QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
+
+TOLL_OF_PROMPT = 0.125
+"""Share of a prompt's own time that its toll is, per request on the node."""
+
+TOLL_OF_QUEUE = 20.0
+"""Seconds that the toll is per second of queued prompts: a decode lasts longer than this queue, and more prompts
+follow."""
+
+TOLL_OF_FIRST = 1.0
+"""Share of its own time that the toll of the first decode is: other nodes take it until their steps have doubled."""
 
 CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order", "near")
 """Properties that a view computes once from its table."""
@@ -172,6 +188,19 @@ class View:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def prompt_tolls(self) -> Vector:
+        """[N] The toll of a prompt as a share of its own time."""
+        return np.where(self.closed_decode == 0.0, TOLL_OF_PROMPT * self.running, 0.0)
+
+    def queue_tolls_s(self) -> Vector:
+        """[N] The toll of the queue on a decode in seconds. It counts the queue in tokens, because the rest of a step
+        of decodes is work too."""
+        return TOLL_OF_QUEUE * (self.a1 * self.queued_tokens)
+
+    def first_tolls(self) -> Vector:
+        """[N] The toll of the first decode as a share of its own time."""
+        return np.where((self.running == 0.0) & (self.open_at < np.inf), TOLL_OF_FIRST, 0.0)
+
     def fetch(self, token_bytes: float) -> Lines:
         """(latency_s, seconds per token) of loading tokens of that many bytes from the pool into each node."""
         if token_bytes not in self._fetch:
@@ -207,13 +236,15 @@ class View:
 
     @cached_property
     def _decode_columns(self) -> tuple[npt.NDArray[np.int64], Vector]:
-        order = np.argsort(self.step_s + self.closed_decode, kind="stable")
+        token_s = self.step_s + self.step_s * self.first_tolls() + self.queue_tolls_s() / MAX_OUTPUT_TOKENS
+        order = np.argsort(token_s + self.closed_decode, kind="stable")
         order = order[self.closed_decode[order] == 0].astype(np.int64)
         return order, self.free_blocks[order]
 
     @cached_property
     def decode_order(self) -> list[tuple[int, float]]:
-        """(node, free blocks) of the decode nodes with room in the queue, fastest first."""
+        """(node, free blocks) of the decode nodes with room in the queue, fastest first; a request of MAX_OUTPUT_TOKENS
+        pays the tolls."""
         order, free = self._decode_columns
         return list(zip(order.tolist(), free.tolist(), strict=True))
 

@@ -4,16 +4,19 @@
 #include <math.h>
 #include <stdint.h>
 
-enum { A0, A1, A2, OPEN_AT, WORK_UNTIL, CLOSED, WAITING, FREE = 9, TOTAL, STEP, SOON }; /* rows of a view's table */
+enum { A0, A1, A2, OPEN_AT, WORK_UNTIL, CLOSED, WAITING, RUNNING, QUEUED, FREE, TOTAL, STEP, SOON };
+/* Rows of a view's table. */
+static const double TOLL_OF_PROMPT = 0.125, TOLL_OF_QUEUE = 20.0, TOLL_OF_FIRST = 1.0; /* of sched/placement/view.py */
 enum { MAX_NODES = 48 }; /* of sched/placement/few.py */
 enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 /* The question, the answer, and the best nodes of a stage, which are equals. engine/front/compiled/choose.py reads
-   and writes it as 13 and 8 doubles and MAX_NODES integers. */
+   and writes it as 14 and 8 doubles and MAX_NODES integers. */
 static struct choice {
     double nodes, now, num_tokens, max_tokens, pool_tokens, block_size, threshold, token_bytes, ssd_s, kv_token_bytes;
     double has_paths; /* from the pool */
     double dram_tokens, other_blocks;
+    double tolls; /* whether they count */
     double prefix, fetches, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s;
     int64_t able[MAX_NODES];
 } choice, *const c = &choice;
@@ -89,8 +92,11 @@ int64_t choose_prefill(const double *table, const double *matched, const double 
         double ttft_s = prefill_s(table, i, matched[i], fetched, &rest_s, &fetch_s, &reach);
         if (reach > 0.0 && fetch_s + rest_s < ttft_s)
             ttft_s = fetch_s + rest_s;
+        int pays = c->tolls != 0.0 && table[CLOSED * nodes + i] == 0.0;
+        double toll_s = ttft_s * (pays ? TOLL_OF_PROMPT * table[RUNNING * nodes + i] : 0.0);
         if (wait_s > 0.0)
             ttft_s += wait_s;
+        ttft_s += toll_s;
         if (ttft_s < best) {
             best = ttft_s;
             count = 0;
@@ -130,9 +136,14 @@ int64_t choose_decode(const double *table, const double *matched, const double *
             continue;
         double free = table[FREE * nodes + i], step = table[STEP * nodes + i], soon = table[SOON * nodes + i];
         if (free >= need) {
-            double decode_s = (step > soon ? step : soon) * output;
+            double output_s = (step > soon ? step : soon) * output, decode_s = output_s;
             if (i != source)
                 decode_s += handed_over[2 * i] + handed_over[2 * i + 1] * kv_bytes;
+            if (c->tolls != 0.0) {
+                int first = table[RUNNING * nodes + i] == 0.0 && table[OPEN_AT * nodes + i] < INFINITY;
+                decode_s += TOLL_OF_QUEUE * (table[A1 * nodes + i] * table[QUEUED * nodes + i]);
+                decode_s += output_s * (first ? TOLL_OF_FIRST : 0.0);
+            }
             if (decode_s < best) {
                 best = decode_s;
                 count = 0;

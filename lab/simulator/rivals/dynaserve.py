@@ -57,7 +57,7 @@ def split_point(first: Callable[[int], float], second: Callable[[int], float], l
 class DynaServe(CentralGreedy):
     """The first node has the least TTFT for all of the prompt; the second one is another node, with the least work."""
 
-    fetches = False
+    fetches, tolls = False, False
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
         super().__init__(limits, rng, threshold)

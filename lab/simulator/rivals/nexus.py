@@ -65,7 +65,7 @@ def other_half(name: str) -> str:
 class Nexus(CentralGreedy):
     """Least TTFT among the nodes whose decode half has room; decode on the same node."""
 
-    fetches = False
+    fetches, tolls = False, False
     _chosen = ""
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:

@@ -69,6 +69,7 @@ def candidate(i: int, few: bool, draw: Any) -> tuple[Candidate, int]:
         wait_s=most(4096) / 64,
         waiting=draw(st.sampled_from((0, 1, 2, 3, 4))),
         running=most(32),
+        queued_tokens=draw(st.sampled_from((0, 0, 16, 2048))),
         prefill=(most(64) / 1024, (1 + most(64)) / 2**16, most(64) / 2**30),
         free_blocks=draw(st.integers(0, 300)),
         total_blocks=draw(st.integers(50, 300)),

@@ -198,6 +198,27 @@ def test_decode_counts_what_is_promised_to_a_node():
     assert row["decode_s"] == pytest.approx(row["handover_s"] + 100 * 0.09)
 
 
+def test_a_prompt_goes_where_nobody_decodes_unless_it_would_wait_there():
+    """Ten decodes are a toll of 1.25 times the prompt's own 1.6 s."""
+    decoding = changed(node("n0"), running=10, step_s=0.02)
+    assert place(demand(), [decoding, changed(node("n1"), wait_s=1.9)]).prefill == "n1"
+    assert place(demand(), [decoding, changed(node("n1"), wait_s=2.1)]).prefill == "n0"
+    alone = [changed(node("n0", ("prefill",)), running=10), changed(node("n1", ("prefill",)), wait_s=0.1)]
+    assert place(demand(), [*alone, node("n2", ("decode",))]).prefill == "n0", "no toll on nodes of one role"
+
+
+def test_decodes_avoid_queued_prompts_and_stay_together_until_a_step_has_doubled():
+    source = changed(node("n0", ("prefill",)))
+    calm, busy = changed(node("n1"), running=4, step_s=0.03), changed(node("n2"), running=4, step_s=0.02)
+    assert place(demand(), [source, calm, busy]).decode == "n2"
+    assert place(demand(), [source, calm, changed(busy, queued_tokens=100)]).decode == "n1"
+    empty = changed(node("n3"), step_s=0.02)
+    assert place(demand(), [source, calm, empty]).decode == "n1"
+    assert place(demand(), [source, changed(calm, step_s=0.041), empty]).decode == "n3"
+    only = [changed(node("n1", ("decode",)), running=4, step_s=0.03), changed(node("n3", ("decode",)), step_s=0.02)]
+    assert place(demand(), [source, *only]).decode == "n3", "no toll on nodes of one role"
+
+
 def test_a_mixed_node_may_do_both_without_a_transfer():
     placed = place(demand(), [node("a"), node("b", wait_s=1.0)])
     assert (placed.prefill, placed.decode, placed.estimates["handover_s"]) == ("a", "a", 0.0)

@@ -54,6 +54,8 @@ def view_of(count: int, number: int, distinct: int) -> View:
             roles=rng.choice(ROLES),
             wait_s=drawn() / 64,
             waiting=rng.randrange(5),
+            running=rng.randrange(3),
+            queued_tokens=rng.choice((0, rng.randrange(4000))),
             prefill=(drawn() / 1024, (1 + drawn()) / 2**16, drawn() / 2**30),
             free_blocks=rng.randrange(64),
             total_blocks=rng.randrange(32, 256),

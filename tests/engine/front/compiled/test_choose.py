@@ -46,6 +46,8 @@ def view_of(count: int, rng: random.Random, few_values: bool) -> View:
             roles=rng.choice(ROLES),
             wait_s=drawn(6.0),
             waiting=rng.randrange(5),
+            running=rng.randrange(3),
+            queued_tokens=rng.choice((0, rng.randrange(4000))),
             prefill=(drawn(0.1), drawn(1e-3), drawn(1e-7)),
             free_blocks=rng.randrange(200),
             total_blocks=rng.randrange(32, 256),
