@@ -1,17 +1,18 @@
 """The rivals: their configuration, their source, and the figures that their papers print.
 
 Every system has 16 nodes and, on each node that computes prompts, the same cache. Only those that have a global store
-in their paper have a pool here. docs/rivals.md says of each what is kept and what is left out.
+in their paper have a pool here. Placements that work on nodes of one role and on nodes that do both run on both.
+docs/rivals.md says of each what is kept and what is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.simulator.config import SimConfig
 
 DEFAULT = "mooncake"
-NO_POOL, MIXED = "mooncake without a pool", "mooncake on mixed nodes"
+NO_POOL, FIXED = "mooncake without a pool", "mooncake with fixed roles"
 COLOCATED, SPLIT = "colocated", "disaggregated"
 
 PLAIN = {"random": "random", "least loaded": "least-load"}
@@ -19,19 +20,20 @@ PLAIN = {"random": "random", "least loaded": "least-load"}
 
 POOL_BLOCKS = 6000
 
+PLAIN_NODES = SimConfig(prefill=0, decode=0, mixed=16, batching_policy="dynamic", tbt_budget_s=0.0)
+"""As nodes are without --role and --batching-policy."""
+
 SYSTEMS = {
-    DEFAULT: SimConfig(pool_blocks=POOL_BLOCKS),
-    NO_POOL: SimConfig(),
-    MIXED: SimConfig(
-        prefill=0, decode=0, mixed=16, batching_policy="mixed", prefill_chunk_tokens=512, pool_blocks=POOL_BLOCKS
-    ),
+    DEFAULT: replace(PLAIN_NODES, pool_blocks=POOL_BLOCKS),
+    NO_POOL: PLAIN_NODES,
+    FIXED: SimConfig(pool_blocks=POOL_BLOCKS),
     COLOCATED: SimConfig(
         prefill=0, decode=0, mixed=16, placement="least-load", batching_policy="mixed", prefill_chunk_tokens=512
     ),
     SPLIT: SimConfig(placement="least-load"),
-} | {name: SimConfig(placement=placement, pool_blocks=POOL_BLOCKS) for name, placement in PLAIN.items()}
-"""This system, without its pool and without its split, the two baselines of the papers (vLLM with chunked prefill, and
-DistServe), and the plain ones."""
+} | {name: replace(PLAIN_NODES, placement=placement, pool_blocks=POOL_BLOCKS) for name, placement in PLAIN.items()}
+"""This system as nodes start without flags, without its pool, and with the fixed roles of the paper; the two baselines
+of the papers (vLLM with chunked prefill, and DistServe), and the plain ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +118,17 @@ RIVALS = {
         (COLOCATED, SPLIT),
     ),
 }  # fmt: skip
+
+MIXED = "{} on mixed nodes"
+
+RIVALS |= {
+    MIXED.format(name): replace(
+        RIVALS[name],
+        config=replace(PLAIN_NODES, placement=name, pool_blocks=RIVALS[name].config.pool_blocks),
+        over=(MIXED.format("preble"),) if name == "gorgo" else (COLOCATED,),
+    )
+    for name in ("llm-d", "preble", "gorgo", "banaserve")
+}
+"""The placements that need no roles, on the nodes of the default."""
 
 CONFIGS: dict[str, SimConfig] = SYSTEMS | {name: rival.config for name, rival in RIVALS.items()}
