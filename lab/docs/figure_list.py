@@ -8,13 +8,11 @@ ENGINE = (
     "scripts/bench.py engine --rounds 1 --peers llama,vllm --llama-server LLAMA/llama-server "
     "--peer-python vllm=VENV/bin/python"
 )
-TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 CONNECT = "scripts/bench.py connect --peer-python VENV/bin/python"
 CONNECT_VLLM = (
     "scripts/bench.py connect-vllm --peer-python vllm=VENV/bin/python --peer-python upstream=OTHER/bin/python "
     "--only alone,upstream-store,our-store,own-connector"
 )
-STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
 PAUSES = {
     "longest pause p99": "longest pause, p99, s",
     "longest wait for a first token": "longest wait for a first token, s",
@@ -108,23 +106,27 @@ FIGURES = (
         "transfer-shm",
         {"GB/s": "", "p50": "p50"},
         result="transfer",
-        command=TRANSFER,
-        cases=r".* (4K|368K|1M|16M) x\d+, shared memory",
+        cases=r".*, shared memory",
         compared_with=("memcpy", "memcpy-2", "nixl"),
     ),
     Figure(
         "transfer-tcp",
         {"GB/s": "", "p50": "p50"},
         result="transfer",
-        command=TRANSFER,
-        cases=r".* (4K|368K|1M|16M) x\d+, TCP",
+        cases=r".*, TCP",
         compared_with=("sockets", "mooncake-te"),
+    ),
+    Figure(
+        "transfer-tcp-key",
+        {"GB/s": "", "p50": "p50"},
+        result="transfer",
+        cases=r".*, TCP with a cluster key",
+        compared_with=("ours-tcp",),
     ),
     Figure(
         "store-shm",
         {"GB/s": "", "p50": "p50"},
         result="store",
-        command=STORE,
         cases=r".*, shared memory",
         compared_with=("memcpy", "memcpy-2", "mooncake-store"),
     ),
@@ -132,7 +134,6 @@ FIGURES = (
         "store-tcp",
         {"GB/s": "", "p50": "p50"},
         result="store",
-        command=STORE,
         cases=r".*, TCP",
         compared_with=("sockets", "mooncake-store"),
     ),

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.bench.common.peer_python import FLAG
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MARK = re.compile(r"(<!-- figure: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -73,7 +75,7 @@ class Figure:
     name: str
     metrics: Mapping[str, str]  # name in the file, or "name -> limit" -> name on the page
     result: str = ""  # "" = `name`
-    command: str = ""  # "" = scripts/bench.py RESULT
+    command: str = ""  # "" = `ran(result)`
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
     timed: bool = True  # False: counts or virtual time, for which the CPU does not matter
@@ -82,10 +84,11 @@ class Figure:
     def render(self, folder: Path = RESULTS) -> str:
         name = self.result or self.name
         result = Result.newest(name, folder)
+        command = self.command or ran(name, result)
         if not result.cases(self.cases):
-            return f"The newest result of `{self.command or f'scripts/bench.py {name}'}` does not have these rows."
+            return f"The newest result of `{command}` does not have these rows."
         lines = self._compared(result) if self.compared_with else self._columns(result)
-        return "\n".join([*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)])
+        return "\n".join([*lines, "", caption(result, command, self.timed)])
 
     def _columns(self, result: Result) -> list[str]:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
@@ -128,6 +131,21 @@ def number(value: float | None, without: str = "missing") -> str:
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def ran(name: str, result: Result) -> str:
+    """The command of the run, with the flags that its file names; no --json, and interpreters as VENV/bin/python."""
+    words: list[str] = []
+    given = iter(result.config.get("argv", ()))
+    for word in given:
+        if word == "--json":
+            next(given)
+        elif word == FLAG:
+            peer, named, _ = next(given).rpartition("=")
+            words += [word, f"{peer}{named}VENV/bin/python"]
+        else:
+            words.append(word)
+    return " ".join([f"scripts/bench.py {name}", *words])
 
 
 def stamp(result: Result) -> str:

@@ -139,6 +139,28 @@ def test_the_command_under_a_table_of_faults_is_the_one_of_its_run(figure):
     assert known == {flag: said[flag] for flag in known}
 
 
+def test_the_command_under_a_table_has_the_flags_of_its_run(tmp_path):
+    argv = ["--only", "a,b", "--peer-python", "python", "--peer-python", "nixl=python", "--json", "x.json", "--quick"]
+    path = written(tmp_path, "2026-01-01-x.json")
+    data = json.loads(path.read_text())
+    data["config"]["argv"] = argv
+    path.write_text(json.dumps(data))
+    assert (
+        "`scripts/bench.py x --only a,b --peer-python VENV/bin/python --peer-python nixl=VENV/bin/python --quick`"
+        in Figure("x", {"t": "t"}).render(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("name", ["transfer", "store"])
+def test_every_cell_with_a_goal_is_in_a_table(name):
+    """A table that left out sizes could leave out the missed ones."""
+    result = Result.newest(name)
+    shown = {case for one in FIGURES if (one.result or one.name) == name for case in result.cases(one.cases)}
+    assert shown == set(result.cases(r"(read|write|get|put) .*"))
+    labels = {case.split(",")[0].replace("get", "read").replace("put", "write") for case in shown}
+    assert {goal["what"].split(":")[0] for goal in result.config["goals"]} <= labels
+
+
 def test_only_what_is_between_the_marks_changes():
     page = "before\n<!-- figure: f -->\nold\n<!-- end -->\nafter\n"
     assert filled(page, {"f": lambda: "new"}) == page.replace("old", "new")
