@@ -36,6 +36,19 @@ FIGURES = (
         compared_with=("llama", "vllm", "floor"),
     ),
     Figure(
+        "engine-shares",
+        {
+            "bytes per token": "MB per token, at most",
+            "bytes per token -> floor": "floor",
+            "share of memory": "of the memory's rate",
+            "share of products": "of the products' peak",
+            "threads": "threads",
+        },
+        result="engine",
+        command=ENGINE,
+        cases="ours, .*",
+    ),
+    Figure(
         "interference",
         {
             "TBT before, median": "gap before, median, ms",
