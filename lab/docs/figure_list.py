@@ -95,6 +95,16 @@ FIGURES = (
         compared_with=("torch",),
     ),
     Figure(
+        "attention-shares",
+        {
+            "share of GEMM": "of the products' rate",
+            "share of read": "of reading in order",
+            "share of blocks": "of reading the blocks",
+        },
+        result="attention-cpu",
+        command="scripts/bench.py attention --device cpu",
+    ),
+    Figure(
         "latent",
         {"step": "", "arena, wire and pool": ""},
         compared_with=("latent, absorbed", "K and V of 16 heads", "K and V of 4 heads"),

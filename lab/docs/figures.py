@@ -85,10 +85,14 @@ class Figure:
         name = self.result or self.name
         result = Result.newest(name, folder)
         command = self.command or ran(name, result)
-        if not result.cases(self.cases):
+        if not self._has_rows(result):
             return f"The newest result of `{command}` does not have these rows."
         lines = self._compared(result) if self.compared_with else self._columns(result)
         return "\n".join([*lines, "", caption(result, command, self.timed)])
+
+    def _has_rows(self, result: Result) -> bool:
+        cases, metrics = set(result.cases(self.cases)), {name.partition(" -> ")[0] for name in self.metrics}
+        return any(row["case"] in cases and row["metric"] in metrics for row in result.rows)
 
     def _columns(self, result: Result) -> list[str]:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
