@@ -170,7 +170,9 @@ def caption(result: Result, command: str, timed: bool = True) -> str:
         cpu = f"{here['cpu']} ({features})" if "cpu" in here else "a CPU with AMX (the file does not name it)"
         parts.append(f"{here.get('cores', 2)} cores of {cpu}")
         if "load_before" in here:
-            parts.append(f"load before {here['load_before']:.2f}" + ("" if here["quiet"] else " (**machine busy**)"))
+            load = f"load before {here['load_before']:.2f}"
+            load += f", others {here['others_share']:.0%} of the cores" if "others_share" in here else ""
+            parts.append(load + ("" if here["quiet"] else " (**machine busy**)"))
     return "; ".join(parts) + "."
 
 

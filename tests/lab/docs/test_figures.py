@@ -93,6 +93,12 @@ def test_a_busy_machine_is_marked(tmp_path):
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py")
 
 
+def test_what_others_used_is_under_the_table(tmp_path):
+    written(tmp_path, "2026-01-01-x.json", others_share=0.31, quiet=False)
+    said = caption(Result.newest("x", tmp_path), "scripts/x.py")
+    assert "load before 0.10, others 31% of the cores (**machine busy**)" in said
+
+
 def test_a_busy_machine_is_marked_under_tables_of_counts_and_pauses_too(tmp_path):
     written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
