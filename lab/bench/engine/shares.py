@@ -1,4 +1,4 @@
-"""What ours used of the machine in each case: bytes per token against the floor, and shares of the measured rates.
+"""Use of the machine by our server: bytes per token against the floor, and shares of the measured rates, by case.
 
     bytes per token     at most those that the memory delivers in the measured time of a token; the floor has the least
     share of memory     the least bytes / the measured time, by the measured rate of reading
