@@ -8,13 +8,11 @@ ENGINE = (
     "scripts/bench.py engine --rounds 1 --peers llama,vllm --llama-server LLAMA/llama-server "
     "--peer-python vllm=VENV/bin/python"
 )
-TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 CONNECT = "scripts/bench.py connect --peer-python VENV/bin/python"
 CONNECT_VLLM = (
     "scripts/bench.py connect-vllm --peer-python vllm=VENV/bin/python --peer-python upstream=OTHER/bin/python "
     "--only alone,upstream-store,our-store,own-connector"
 )
-STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
 PAUSES = {
     "longest pause p99": "longest pause, p99, s",
     "longest wait for a first token": "longest wait for a first token, s",
@@ -36,6 +34,19 @@ FIGURES = (
         {name: name for name in ("TPOT", "TTFT", "TTFT p99", "TPOT p99", "TTFT second")},
         command=ENGINE,
         compared_with=("llama", "vllm", "floor"),
+    ),
+    Figure(
+        "engine-shares",
+        {
+            "bytes per token": "MB per token, at most",
+            "bytes per token -> floor": "floor",
+            "share of memory": "of the memory's rate",
+            "share of products": "of the products' peak",
+            "threads": "threads",
+        },
+        result="engine",
+        command=ENGINE,
+        cases="ours, .*",
     ),
     Figure(
         "interference",
@@ -84,6 +95,16 @@ FIGURES = (
         compared_with=("torch",),
     ),
     Figure(
+        "attention-shares",
+        {
+            "share of GEMM": "of the products' rate",
+            "share of read": "of reading in order",
+            "share of blocks": "of reading the blocks",
+        },
+        result="attention-cpu",
+        command="scripts/bench.py attention --device cpu",
+    ),
+    Figure(
         "latent",
         {"step": "", "arena, wire and pool": ""},
         compared_with=("latent, absorbed", "K and V of 16 heads", "K and V of 4 heads"),
@@ -108,23 +129,27 @@ FIGURES = (
         "transfer-shm",
         {"GB/s": "", "p50": "p50"},
         result="transfer",
-        command=TRANSFER,
-        cases=r".* (4K|368K|1M|16M) x\d+, shared memory",
+        cases=r".*, shared memory",
         compared_with=("memcpy", "memcpy-2", "nixl"),
     ),
     Figure(
         "transfer-tcp",
         {"GB/s": "", "p50": "p50"},
         result="transfer",
-        command=TRANSFER,
-        cases=r".* (4K|368K|1M|16M) x\d+, TCP",
+        cases=r".*, TCP",
         compared_with=("sockets", "mooncake-te"),
+    ),
+    Figure(
+        "transfer-tcp-key",
+        {"GB/s": "", "p50": "p50"},
+        result="transfer",
+        cases=r".*, TCP with a cluster key",
+        compared_with=("ours-tcp",),
     ),
     Figure(
         "store-shm",
         {"GB/s": "", "p50": "p50"},
         result="store",
-        command=STORE,
         cases=r".*, shared memory",
         compared_with=("memcpy", "memcpy-2", "mooncake-store"),
     ),
@@ -132,7 +157,6 @@ FIGURES = (
         "store-tcp",
         {"GB/s": "", "p50": "p50"},
         result="store",
-        command=STORE,
         cases=r".*, TCP",
         compared_with=("sockets", "mooncake-store"),
     ),

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.bench.common.peer_python import FLAG
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MARK = re.compile(r"(<!-- figure: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -73,7 +75,7 @@ class Figure:
     name: str
     metrics: Mapping[str, str]  # name in the file, or "name -> limit" -> name on the page
     result: str = ""  # "" = `name`
-    command: str = ""  # "" = scripts/bench.py RESULT
+    command: str = ""  # "" = `ran(result)`
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
     timed: bool = True  # False: counts or virtual time, for which the CPU does not matter
@@ -82,10 +84,15 @@ class Figure:
     def render(self, folder: Path = RESULTS) -> str:
         name = self.result or self.name
         result = Result.newest(name, folder)
-        if not result.cases(self.cases):
-            return f"The newest result of `{self.command or f'scripts/bench.py {name}'}` does not have these rows."
+        command = self.command or ran(name, result)
+        if not self._has_rows(result):
+            return f"The newest result of `{command}` does not have these rows."
         lines = self._compared(result) if self.compared_with else self._columns(result)
-        return "\n".join([*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)])
+        return "\n".join([*lines, "", caption(result, command, self.timed)])
+
+    def _has_rows(self, result: Result) -> bool:
+        cases, metrics = set(result.cases(self.cases)), {name.partition(" -> ")[0] for name in self.metrics}
+        return any(row["case"] in cases and row["metric"] in metrics for row in result.rows)
 
     def _columns(self, result: Result) -> list[str]:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
@@ -130,6 +137,21 @@ def number(value: float | None, without: str = "missing") -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def ran(name: str, result: Result) -> str:
+    """The command of the run, with the flags that its file names; no --json, and interpreters as VENV/bin/python."""
+    words: list[str] = []
+    given = iter(result.config.get("argv", ()))
+    for word in given:
+        if word == "--json":
+            next(given)
+        elif word == FLAG:
+            peer, named, _ = next(given).rpartition("=")
+            words += [word, f"{peer}{named}VENV/bin/python"]
+        else:
+            words.append(word)
+    return " ".join([f"scripts/bench.py {name}", *words])
+
+
 def stamp(result: Result) -> str:
     """Day, commit, and whether the machine was busy."""
     busy = "" if result.machine.get("quiet", True) else ", **machine busy**"
@@ -148,7 +170,9 @@ def caption(result: Result, command: str, timed: bool = True) -> str:
         cpu = f"{here['cpu']} ({features})" if "cpu" in here else "a CPU with AMX (the file does not name it)"
         parts.append(f"{here.get('cores', 2)} cores of {cpu}")
         if "load_before" in here:
-            parts.append(f"load before {here['load_before']:.2f}" + ("" if here["quiet"] else " (**machine busy**)"))
+            load = f"load before {here['load_before']:.2f}"
+            load += f", others {here['others_share']:.0%} of the cores" if "others_share" in here else ""
+            parts.append(load + ("" if here["quiet"] else " (**machine busy**)"))
     return "; ".join(parts) + "."
 
 

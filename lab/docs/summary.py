@@ -100,7 +100,7 @@ SUMMARY = (
         "gets from the pool over TCP, GB/s, from 368 KiB",
         "upstream's store",
         "store",
-        spread(r"get (368K|1M) x\d+, TCP", "GB/s", "mooncake-store"),
+        spread(r"get (368K|1M|16M|64M) x\d+, TCP", "GB/s", "mooncake-store"),
     ),
     Line(
         "calls of `mooncake.store` over TCP, 4K to 12M, 1 and 4 clients, p50",

@@ -10,6 +10,9 @@ the nonce counts the records. The two AES keys, one per direction, are derived (
 secret and both greetings. Each side draws a fresh X25519 key, so records of earlier connections do not open here, and
 no record can be repeated, omitted or moved. An attacker who learns the cluster key later cannot read recorded traffic.
 The hellos are the first records: forging one that opens requires the cluster key.
+
+A record is sealed and opened in the thread of the event loop, one after the other. AES-GCM itself runs without the
+interpreter lock, so other Python threads continue; this loop and its other connections wait for each record.
 """
 
 from __future__ import annotations

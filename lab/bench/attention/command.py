@@ -81,11 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         rows = compiled_rows(args.capability, args.block_size, args.quick)
     elif args.device == "cpu":
-        from lab.bench.attention.on_cpu import cpu_rows, shares, slower_than_torch
+        from lab.bench.attention.on_cpu import cpu_rows, share_rows, shares, slower_than_torch
 
         rows = cpu_rows(args.block_size, args.threads, args.quick, args.cpu_level)
         lacking = [f"slower than torch: {case}" for case in slower_than_torch(rows)]
         summary = shares(rows)
+        rows += share_rows(rows)
     else:
         from lab.bench.attention.measured import measured_rows
 

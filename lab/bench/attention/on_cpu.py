@@ -7,12 +7,11 @@ work on the machine disturbs all of them equally and little.
 
 Limits, for the same number of threads (lab/bench/ops/limits.py); a share above 1 marks the limit as invalid:
     read   GB/s of summing huge pages in order: the limit of decode, whose goal is 0.7 of it
+    blocks GB/s of only reading the same blocks in the same order (lab/bench/ops/blocks.py), in turns with the kernels
     GEMM   GFLOP/s of the fastest product by a torch with the level's instructions, in bfloat16 for levels that multiply
            it, else in float32: the limit of prefill if the softmax were free; the goal is 0.6 of it
 
-What decode can read: blocks are scattered, and at the start of each the hardware's prefetchers start again. One thread
-of a Zen 4 (EPYC) that only reads the blocks of SmolLM2, four at a time, reached 0.72 of reading in order with bfloat16,
-0.67 with int8 and 0.75 with float32.
+Each share is a row of its own, whose limit is the goal.
 
 On AMX (engine-cpu.md; one and two threads of a Xeon): decode 0.12-0.60 and prefill 0.39-0.52 of torch's time. Prefill
 stays below half of the GEMM rate there, because a score costs an exponential in addition to two products of 64
@@ -34,6 +33,7 @@ from torch import Tensor
 from attention.codes import DTYPES as CODES
 from attention.codes import planes, pool_in
 from attention.cpu.backend import CpuBackend, Plan, attend_call
+from attention.cpu.level import levels_here
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.torch_backend import TorchBackend
 from cache.block import BlockGeometry
@@ -41,6 +41,7 @@ from engine.model.ops.huge_pages import HugePages
 from lab.bench.attention.cases import LLAMA_8B, SMOLLM2, Case, batch_of
 from lab.bench.common.results import Row, exceeded
 from lab.bench.common.timing import best_in_turns
+from lab.bench.ops.blocks import WAYS, BlockReader, span_bytes
 from lab.bench.ops.limits import gemm_rates, multiplied, read_rate
 
 LAYERS = 30
@@ -89,7 +90,10 @@ def case_rows(case: Case, block_size: int, threads: int, kind: str, gemm: dict[s
     batches = [replace(batch, block_tables=batch.block_tables + i * num_blocks) for i in range(sets)]
     backends: list[AttentionBackend] = [*map(CpuBackend, gemm), TorchBackend()]
     calls = [calls_of(backend, q, pool, batches, shape.head_size**-0.5) for backend in backends]
-    *ours, theirs = (sum(best) / len(best) for best in best_seconds(*calls))
+    if case.chunk == 1:
+        calls += [block_reads(way, pool, batches, threads) for way in WAYS]
+    took_each = [sum(best) / len(best) for best in best_seconds(*calls)]
+    ours, theirs, reads = took_each[: len(gemm)], took_each[len(gemm)], took_each[len(gemm) + 1 :]
     rows = []
     for level, took in zip(gemm, ours, strict=True):
         name = f"{level}, {kind}, {case.name}, {threads} threads"
@@ -98,8 +102,34 @@ def case_rows(case: Case, block_size: int, threads: int, kind: str, gemm: dict[s
             rows.append(Row(name, "rate", "GFLOP/s", case.operations / took / 1e9, limits={"GEMM": gemm[level]}))
         else:
             rate = (batch_bytes(case, block_size, per_layer, num_blocks) + 2 * q.nbytes) / took / 1e9
-            rows.append(Row(name, "rate", "GB/s", rate, limits={"read": read}))
+            blocks = num_blocks * span_bytes(pool[:, 0]) / min(reads) / 1e9
+            rows.append(Row(name, "rate", "GB/s", rate, limits={"read": read, "blocks": blocks}))
     return rows
+
+
+def share_rows(rows: Sequence[Row]) -> list[Row]:
+    """A row for each limit of each rate: the share of it, and the goal if it has one."""
+    return [
+        Row(
+            row.case,
+            f"share of {name}",
+            "",
+            (row.ours or 0.0) / value,
+            limits={"goal": GOALS[name]} if name in GOALS else {},
+        )
+        for row in rows
+        for name, value in row.limits.items()
+        if row.metric == "rate"
+    ]
+
+
+def block_reads(way: str, pool: Tensor, batches: Sequence[RaggedBatch], threads: int) -> list[Callable[[], object]]:
+    """One call for each of `batches` and layers, as `calls_of`: it only reads the blocks."""
+    reader = BlockReader(levels_here()[0])
+    return [
+        reader.call(way, pool[:, layer], batch.block_tables, threads)
+        for batch, layer in itertools.product(batches, range(pool.shape[1]))
+    ]
 
 
 def batch_bytes(case: Case, block_size: int, per_layer: int, num_blocks: int) -> float:
@@ -160,6 +190,8 @@ def shares(rows: list[Row]) -> list[str]:
     found: dict[tuple[str, str], list[float]] = {}
     invalid: set[tuple[str, str]] = set()
     for row in rows:
+        if row.metric != "rate":
+            continue
         level, kind, _, threads = row.case.split(", ")
         for limit, value in row.limits.items():
             key = limit, f"{level}, {kind}, {threads}"
@@ -167,8 +199,8 @@ def shares(rows: list[Row]) -> list[str]:
             if limit in exceeded(row):
                 invalid.add(key)
     return [
-        f"share of {limit} (goal {GOALS[limit]}): {where}: {min(each):.2f} to {max(each):.2f}"
-        + (", invalid limit" if (limit, where) in invalid else "")
+        f"share of {limit}{f' (goal {GOALS[limit]})' if limit in GOALS else ''}: {where}: "
+        f"{min(each):.2f} to {max(each):.2f}" + (", invalid limit" if (limit, where) in invalid else "")
         for (limit, where), each in sorted(found.items())
     ]
 

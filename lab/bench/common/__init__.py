@@ -9,6 +9,8 @@ Files:
     datasets     Converts flags to a workload: the datasets of the serving benchmarks, named as in `vllm bench serve`
     latency      Latency, throughput and goodput from outcomes, defined as `vllm bench serve` defines them
     machine      The machine of a benchmark: its CPU features, and whether it was idle
+    others       The share of the cores that others used since a moment: processes that this one did not start, and
+                 the hypervisor
     peer_python  --peer-python: the interpreters that peers are installed in, each in its own environment
     portable     Makes result files portable: paths of this machine are cut to their last part
     results      The one result format of all benchmarks, as JSON and as a table with ratios

@@ -6,7 +6,7 @@
 A program may add more fields to a row.
 
 A peer that could not be measured has the value null and is printed as 'missing', never as an invented number. `machine`
-has the features of the CPU and the load of the machine before the benchmark began (see `lab.bench.common.machine`).
+has the features of the CPU, and how busy the machine was before and during the run (see `lab.bench.common.machine`).
 """
 
 from __future__ import annotations

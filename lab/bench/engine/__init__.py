@@ -8,6 +8,8 @@ Files:
     floors   The machine's ceilings measured with torch in the same run, and the minimum step time that they imply
     run      Runs the servers case by case: they alternate within every round, and all except one are paused
     servers  The servers of the engine benchmark except vLLM (lab/foreign/vllm/server.py): the command of each
+    shares   Use of the machine by our server: bytes per token against the floor, and shares of the measured rates, by
+             case
     verdict  Computes lines from cells: one number per metric and server, its share of the floor, its ratio and goal
              per peer
 """

@@ -21,7 +21,8 @@ case by case, in an order that rotates with each of two rounds; SIGSTOP pauses a
 same two cores and takes the same share from every server. Values are the best of the rounds; open-loop percentiles are
 over the requests of all rounds. A server that fails a case is restarted and tried again, at most twice; the result
 lists the restarts. Floors are measured in the same run by torch on as many threads: decode = bytes of weights and KV /
-read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate.
+read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate. A second table has what ours used of these
+rates: bytes per token, shares and threads (lab/bench/engine/shares.py).
 
 The peers, each in its own environment (never the project's .venv), with the same torch:
   llama         --llama-server PATH or MOONCAKE_LLAMA_SERVER: `LLAMA_CPP_BUILD_JOBS=2 pip install --target DIR
@@ -47,6 +48,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ from lab.bench.engine.cases import SECTIONS, Case, Prompts, cases
 from lab.bench.engine.cells import Cells
 from lab.bench.engine.floors import Ceilings, Work, chosen_weights, measured_elsewhere
 from lab.bench.engine.run import Fleet, needed, run_all
+from lab.bench.engine.shares import share_rows, share_table, uses
 from lab.bench.engine.verdict import lines, table
 from lab.flag_types import natural, positive
 from lab.foreign.common.processes import HOW, Program
@@ -188,8 +191,7 @@ def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, con
         after = measured_elsewhere(args.cores, args.peer_dtype)
     finally:
         fleet.stop()
-    memory = max(before.memory_bytes_per_s, after.memory_bytes_per_s)
-    return Ceilings(memory, max(before.gemm_flop_per_s, after.gemm_flop_per_s), args.cores)
+    return before.best(after)
 
 
 def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -> dict[str, Any]:
@@ -209,6 +211,7 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -
         "servers": started,
         "memory_gb_per_s": ceilings.memory_bytes_per_s / 1e9,
         "gemm_tflop_per_s": ceilings.gemm_flop_per_s / 1e12,
+        "int8_top_per_s": ceilings.int8_op_per_s / 1e12,
         "resumed_cells": resumed,
         "restarts": fleet.restarts,
     }
@@ -264,13 +267,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [program.name for program in found[1:]] + list(missing)
     table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
     notes = notes_of(fleet, listed, cells, missing)
-    print(f"memory {ceilings.memory_bytes_per_s / 1e9:.1f} GB/s, GEMM {ceilings.gemm_flop_per_s / 1e12:.2f} TFLOP/s")
+    used, threads = uses(listed, table_lines, work, ceilings), threads_of(fleet, args.cores)
+    print(
+        f"memory {ceilings.memory_bytes_per_s / 1e9:.1f} GB/s, GEMM {ceilings.gemm_flop_per_s / 1e12:.2f} TFLOP/s, "
+        f"int8 {ceilings.int8_op_per_s / 1e12:.2f} TOP/s"
+    )
     print(table(table_lines, names, notes))
+    print(share_table(used, threads[servers.OURS]))
     if args.json is not None:
-        rows = [line.as_row() for line in table_lines]
+        rows = [line.as_row() | {"threads": threads} for line in table_lines]
+        rows += [asdict(row) for row in share_rows(used, threads[servers.OURS])]
         write_result(config_of(args, fleet, ceilings, resumed) | {"notes": notes}, rows, args.json)
     cells.finish()
     return 0 if all(line.ours is not None for line in table_lines) else 1
+
+
+def threads_of(fleet: Fleet, cores: int) -> dict[str, int]:
+    """Server -> the threads that it computes with: those that ours reports, in the others one for each core."""
+    ours = fleet.servers.get(servers.OURS)
+    named = ours.config.get("num_threads", cores) if ours is not None and ours.config else cores
+    return {program.name: named if program.name == servers.OURS else cores for program in fleet.programs}
 
 
 def weight_dtype(dtype: str, flags: str) -> str:

@@ -3,6 +3,7 @@
     memory   bytes/s of the faster of two reads of 1 GiB: a sum, and a matrix-vector product
     GEMM     FLOP/s of a product [2048, 576] x [576, 3072], prepacked as in the engine, or plain; both in the
              type that the servers compute in
+    int8     operations/s of the same product in int8, which ours uses for weights of 4 and 8 bits
 
     decode   one step of a batch    max((weights + KV read) / memory, FLOP / GEMM)
     prefill  a prompt               max(weights / memory, FLOP / GEMM)
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import torch
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+PRODUCT = (2048, 576, 3072)
+"""Rows, inputs and outputs of the product."""
 QUANTIZED_BYTES = {
     "int8": (34 / 32, 34 / 32),
     "int4": (20 / 32, 34 / 32),
@@ -47,6 +50,8 @@ QUANTIZED_BYTES = {
 }
 """--weight-dtype, or w8a8 for that checkpoint -> bytes of a weight of the layers and of the head; `stored` is that of
 the embedded model; fp8 and w8a8 leave the head in bfloat16."""
+IN_INT8 = ("int8", "int4", "stored", "w8a8")
+"""Weights that ours multiplies in int8 where the CPU has such products."""
 REPEATS = 7
 
 
@@ -57,6 +62,32 @@ class Ceilings:
     memory_bytes_per_s: float
     gemm_flop_per_s: float
     threads: int
+    int8_op_per_s: float = 0.0  # 0: this torch has no such product
+
+    def best(self, other: Ceilings) -> Ceilings:
+        """The larger of each."""
+        return Ceilings(
+            max(self.memory_bytes_per_s, other.memory_bytes_per_s),
+            max(self.gemm_flop_per_s, other.gemm_flop_per_s),
+            self.threads,
+            max(self.int8_op_per_s, other.int8_op_per_s),
+        )
+
+    def peak(self, work: Work) -> float:
+        """Operations/s of the fastest products that can compute `work`."""
+        return max(self.gemm_flop_per_s, self.int8_op_per_s) if work.in_int8 else self.gemm_flop_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The least that one step or one prompt reads and computes."""
+
+    read_bytes: float
+    operations: float
+    tokens: int
+
+    def seconds(self, ceilings: Ceilings) -> float:
+        return max(self.read_bytes / ceilings.memory_bytes_per_s, self.operations / ceilings.gemm_flop_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +98,7 @@ class Work:
     kv_bytes_per_token: int
     flop_per_token: int  # products of the layers' matrices
     flop_per_pair: int  # of a visible (row, key) pair, all layers
+    in_int8: bool = False  # whether ours multiplies the weights in int8
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: str = "bfloat16", weight_dtype: str = "wide") -> Work:
@@ -78,29 +110,31 @@ class Work:
         head = model.vocab_size * model.hidden_size
         kv = 2 * model.num_layers * model.num_kv_heads * model.head_size * item
         pair = 4 * model.num_layers * model.num_heads * model.head_size
-        return cls(int(layers * matrices + last * head), kv, 2 * matrices, pair)
+        return cls(int(layers * matrices + last * head), kv, 2 * matrices, pair, weight_dtype in IN_INT8)
 
-    def decode_s(self, ceilings: Ceilings, batch: int, context: float) -> float:
+    def decode(self, batch: int, context: float) -> Need:
         """One step of `batch` requests with `context` tokens each."""
         read = self.weight_bytes + batch * context * self.kv_bytes_per_token
-        flop = batch * (self.flop_per_token + context * self.flop_per_pair)
-        return max(read / ceilings.memory_bytes_per_s, flop / ceilings.gemm_flop_per_s)
+        return Need(read, batch * (self.flop_per_token + context * self.flop_per_pair), batch)
 
-    def prefill_s(self, ceilings: Ceilings, new: int, past: int = 0) -> float:
+    def prefill(self, new: int, past: int = 0) -> Need:
         """`new` tokens after `past` cached ones."""
         flop = new * self.flop_per_token + (new * past + new * (new + 1) / 2) * self.flop_per_pair
-        read = self.weight_bytes + past * self.kv_bytes_per_token
-        return max(read / ceilings.memory_bytes_per_s, flop / ceilings.gemm_flop_per_s)
+        return Need(self.weight_bytes + past * self.kv_bytes_per_token, flop, new)
+
+
+def need_of(case: Case, metric: str, work: Work) -> Need:
+    """Of a step, or of a prompt. For the open loop: of a request alone on the machine."""
+    if metric.startswith("TPOT"):
+        return work.decode(case.count if case.section == "decode" else 1, case.prompt_len + case.output_len / 2)
+    if metric == "TTFT second":
+        return work.prefill(case.prompt_len - case.shared_len, case.shared_len)
+    return work.prefill(case.prompt_len)
 
 
 def floor_ms(case: Case, metric: str, work: Work, ceilings: Ceilings) -> float:
-    """The floor in milliseconds. For the open loop: of a request alone on the machine."""
-    if metric.startswith("TPOT"):
-        batch = case.count if case.section == "decode" else 1
-        return 1000 * work.decode_s(ceilings, batch, case.prompt_len + case.output_len / 2)
-    if metric == "TTFT second":
-        return 1000 * work.prefill_s(ceilings, case.prompt_len - case.shared_len, case.shared_len)
-    return 1000 * work.prefill_s(ceilings, case.prompt_len)
+    """The floor in milliseconds."""
+    return 1000 * need_of(case, metric, work).seconds(ceilings)
 
 
 def measure(threads: int, dtype: str = "bfloat16", matrix_rows: int = 1 << 16) -> Ceilings:
@@ -110,11 +144,24 @@ def measure(threads: int, dtype: str = "bfloat16", matrix_rows: int = 1 << 16) -
     kind = getattr(torch, dtype)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    x, w = torch.randn(2048, 576).to(kind), torch.randn(3072, 576).to(kind)
+    rows, inputs, outputs = PRODUCT
+    x, w = torch.randn(rows, inputs).to(kind), torch.randn(outputs, inputs).to(kind)
     product_s = min(fastest(lambda: torch.nn.functional.linear(x, w)), packed_s(x, w))
     matrix, vector = torch.ones(matrix_rows, 1 << 13, dtype=kind), torch.ones(1 << 13, dtype=kind)
     read_s = min(fastest(matrix.view(torch.int64).sum), fastest(lambda: torch.mv(matrix, vector)))
-    return Ceilings(matrix.nbytes / read_s, 2 * 2048 * 576 * 3072 / product_s, threads)
+    operations = 2 * rows * inputs * outputs
+    return Ceilings(matrix.nbytes / read_s, operations / product_s, threads, operations / int8_s(x, w))
+
+
+def int8_s(x: torch.Tensor, w: torch.Tensor) -> float:
+    """Seconds of the product of int8 elements, summed in int32; infinite if this torch has no such product."""
+    import torch
+
+    a, b = x.to(torch.int8), w.to(torch.int8).t()
+    try:
+        return fastest(lambda: torch._int_mm(a, b))
+    except (AttributeError, RuntimeError):
+        return float("inf")
 
 
 def packed_s(x: torch.Tensor, w: torch.Tensor) -> float:

@@ -114,7 +114,7 @@ def lines(
 
 
 def table(found: Sequence[Line], peers: Sequence[str], errors: Mapping[str, str]) -> str:
-    """Columns: case, metric, ours, floor, share, each peer with ratio, goal and verdict. Times in ms."""
+    """Columns: case, metric, ours, floor, share of the floor, each peer with ratio, goal and verdict. Times in ms."""
     head = ["case", "metric", "ours ms", "floor ms", "share"]
     for name in peers:
         head += [name, "ratio", "goal"]

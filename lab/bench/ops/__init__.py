@@ -1,6 +1,10 @@
 """The parts of scripts/bench.py ops.
 
 Files:
+    blocks.cpp  Reads blocks of memory that are scattered, and does nothing else: what attention over paged KV can
+                read at most
+    blocks      Calls that only read scattered blocks of a paged pool: the limit of attention that reads each block
+                once
     command     The products of a step at each level of this CPU, against F.linear, oneDNN's packed weights and the
                 machine's limits
     limits.cpp  The limits of this machine: bytes read per second, and products of AMX tiles held in registers

@@ -11,7 +11,8 @@ A window of text is cut into two halves, and the first half, the prefix, is comp
                token is that of 16 bit, because the prefill node computes it
   arena TYPE   all tokens are computed over an arena of that --kv-cache-dtype
   weights TYPE all tokens are computed with that --weight-dtype; `stored` only with a GGUF file. Its weights are
-               those of 16 bit, so only rounded activations change the result
+               those of 16 bit, so only rounded activations change the result. int8 is Q8_0, int4 is Q4_1. Nothing here
+               rounds to Q4_K, Q5_K or Q6_K; their blocks of 256 inputs do not fit the embedded model's rows of 576
 
 Then
 

@@ -6,6 +6,9 @@
   scripts/bench.py transfer --peer-python mooncake-te=/a/bin/python --peer-python nixl=/b/bin/python
   scripts/bench.py transfer --only ours-tcp,sockets --sizes 64K,368K --batches 1
 
+ours-tcp-key is ours-tcp with a cluster key: every byte is encrypted and authenticated (net/channel/sealed_stream.py).
+Its limit is ours-tcp in the same run.
+
 Every contender is two processes over the same two arenas of 512 MB (memfds); calls cycle through all of it in a
 shuffled order, so memory is cold and no contender can merge blocks. Contenders take turns cell by cell, in rounds;
 SIGSTOP pauses a contender between its turns. The ends of every block of the destination are overwritten before a cell
@@ -44,7 +47,7 @@ VERBS = {"read": "read", "write": "write"}
 SIDES = (
     Side("ours-shm", "shared memory", ("nixl",), ("memcpy", "memcpy-2")),
     Side("ours-tcp", "TCP", ("mooncake-te",), ("sockets", "stream")),
-    Side("ours-tcp-key", "TCP with a cluster key", (), ("sockets",)),
+    Side("ours-tcp-key", "TCP with a cluster key", (), ("ours-tcp", "sockets")),
 )
 
 

@@ -23,7 +23,7 @@ from lab.bench.common.results import Row, write_result
 from lab.bench.transfer.shared import grid_parser, measured, parsed, table, tell
 from lab.bench.transfer.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, verdicts
 
-SIZES = ("4K", "64K", "368K", "1M", "16M")
+SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
 NAMES = ("memcpy", "memcpy-2", "sockets", "store-shm", "store-tcp", "mooncake-store")
 PEERS = ("mooncake-store",)
 PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; only by --only

@@ -93,6 +93,12 @@ def test_a_busy_machine_is_marked(tmp_path):
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py")
 
 
+def test_what_others_used_is_under_the_table(tmp_path):
+    written(tmp_path, "2026-01-01-x.json", others_share=0.31, quiet=False)
+    said = caption(Result.newest("x", tmp_path), "scripts/x.py")
+    assert "load before 0.10, others 31% of the cores (**machine busy**)" in said
+
+
 def test_a_busy_machine_is_marked_under_tables_of_counts_and_pauses_too(tmp_path):
     written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
@@ -118,6 +124,8 @@ def test_rows_that_the_newest_result_does_not_have_are_no_empty_table(tmp_path):
     written(tmp_path, "2026-01-01-x.json")
     figure = Figure("f", {"t": "time"}, "x", "scripts/x.py", cases="other .*")
     assert figure.render(tmp_path) == "The newest result of `scripts/x.py` does not have these rows."
+    other = Figure("f", {"share": "share"}, "x", "scripts/x.py")
+    assert other.render(tmp_path) == "The newest result of `scripts/x.py` does not have these rows."
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
@@ -125,8 +133,8 @@ def test_what_is_published_is_of_a_quiet_machine_or_says_that_it_was_busy(figure
     result = Result.newest(figure.result or figure.name)
     if "quiet" not in result.machine:
         assert not figure.timed, "a time without the load of its machine"
-    elif not result.machine["quiet"]:
-        assert "**machine busy**" in figure.render()
+    elif not result.machine["quiet"] and "does not have these rows" not in (text := figure.render()):
+        assert "**machine busy**" in text
 
 
 @pytest.mark.parametrize(
@@ -137,6 +145,28 @@ def test_the_command_under_a_table_of_faults_is_the_one_of_its_run(figure):
     said = dict(re.findall(r"--([a-z-]+) ([^\s-]\S*)", figure.command))
     known = {flag: str(config[name]) for flag in said if (name := flag.replace("-", "_")) in config}
     assert known == {flag: said[flag] for flag in known}
+
+
+def test_the_command_under_a_table_has_the_flags_of_its_run(tmp_path):
+    argv = ["--only", "a,b", "--peer-python", "python", "--peer-python", "nixl=python", "--json", "x.json", "--quick"]
+    path = written(tmp_path, "2026-01-01-x.json")
+    data = json.loads(path.read_text())
+    data["config"]["argv"] = argv
+    path.write_text(json.dumps(data))
+    assert (
+        "`scripts/bench.py x --only a,b --peer-python VENV/bin/python --peer-python nixl=VENV/bin/python --quick`"
+        in Figure("x", {"t": "t"}).render(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("name", ["transfer", "store"])
+def test_every_cell_with_a_goal_is_in_a_table(name):
+    """A table that left out sizes could leave out the missed ones."""
+    result = Result.newest(name)
+    shown = {case for one in FIGURES if (one.result or one.name) == name for case in result.cases(one.cases)}
+    assert shown == set(result.cases(r"(read|write|get|put) .*"))
+    labels = {case.split(",")[0].replace("get", "read").replace("put", "write") for case in shown}
+    assert {goal["what"].split(":")[0] for goal in result.config["goals"]} <= labels
 
 
 def test_only_what_is_between_the_marks_changes():

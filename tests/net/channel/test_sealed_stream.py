@@ -2,10 +2,14 @@
 
 import asyncio
 import os
+import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +92,39 @@ def test_noise_is_an_error_or_waits_for_more(noise, dialed):
     with suppress(FrameError):
         assert list(end.frames(len(noise), Decoder(allocate()))) == []
     assert not end.ready or noise.startswith(b"Mk3y")
+
+
+def test_other_threads_run_while_a_record_is_encrypted_or_decrypted():
+    """With a switch interval longer than the test, another thread counts only while the cipher holds no lock."""
+    cipher, plain = AESGCM(b"k" * 32), bytes(16 << 20)
+    sealed, opened = cipher.encrypt(b"n" * 12, plain, None), bytearray(len(plain))
+    count = [0]
+    ended = threading.Event()
+
+    def tick():
+        while not ended.is_set():
+            count[0] += 1
+            time.sleep(0)
+
+    def counted(work):
+        before = count[0]
+        work()
+        return count[0] > before
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    other = threading.Thread(target=tick)
+    other.start()
+    try:
+        for work in (
+            lambda: cipher.encrypt(b"n" * 12, plain, None),
+            lambda: cipher.decrypt_into(b"n" * 12, sealed, None, opened),
+        ):
+            assert any(counted(work) for _ in range(200))
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+        other.join()
 
 
 def test_a_key_that_only_one_side_sends_with_is_enough():

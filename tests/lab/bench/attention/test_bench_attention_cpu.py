@@ -29,8 +29,16 @@ def test_measures_on_the_cpu(tmp_path: Path) -> None:
     assert {row["case"].split(", ")[1] for row in rates} == {"float32", "bfloat16", "int8"}
     assert all(row["case"].startswith(f"{level}, ") for row in result["rows"])
     assert all(row["ours"] > 0 and row["peers"]["torch"] > 0 for row in times)
-    assert {name for row in rates for name in row["limits"]} == {"read", "GEMM"}
+    assert {name for row in rates for name in row["limits"]} == {"read", "blocks", "GEMM"}
+    shares = {(row["case"], row["metric"]): row for row in result["rows"] if row["metric"].startswith("share of ")}
+    for row in rates:
+        for name, limit in row["limits"].items():
+            share = shares.pop((row["case"], f"share of {name}"))
+            assert share["ours"] == pytest.approx(row["ours"] / limit)
+            assert share["limits"] == ({} if name == "blocks" else {"goal": 0.6 if name == "GEMM" else 0.7})
+    assert shares == {}
     assert f"share of read (goal 0.7): {level}, int8, 1 threads: " in done.stdout
+    assert f"share of blocks: {level}, int8, 1 threads: " in done.stdout
     refused = subprocess.run([*command, "--cpu-level", "sparc"], capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2 and "--cpu-level sparc: this CPU has " in refused.stderr
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -24,12 +25,13 @@ from lab.bench.engine.cases import Case, Prompts, cases, steady_tpot_s
 from lab.bench.engine.cells import Cell, Cells
 from lab.bench.engine.floors import Ceilings, Work, floor_ms
 from lab.bench.engine.run import Fleet, needed
+from lab.bench.engine.shares import share_rows, share_table, uses
 from lab.bench.engine.verdict import Line, lines, table
 from lab.foreign.common.processes import Process, Program, get
 from lab.foreign.vllm import server as vllm_server
 
 FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
-CEILINGS = Ceilings(20e9, 2e12, 2)
+CEILINGS = Ceilings(20e9, 2e12, 2, 4e12)
 
 
 def fake(name: str, *flags: str, **more: object) -> Program:
@@ -72,7 +74,7 @@ def test_the_int8_checkpoint_is_the_same_for_ours_and_vllm(bench, monkeypatch, t
     assert code == 0, out
     assert result["config"]["checkpoint"] == "w8a8"
     assert "compressed-tensors" in result["config"]["notes"]["transformers is missing"]
-    assert all(row["peers"]["vllm"] is not None for row in result["rows"])
+    assert all(row["peers"]["vllm"] is not None for row in result["rows"] if row["metric"] == "TTFT")
 
     given = []
     monkeypatch.setattr(servers, "ours", lambda arguments, dtype: given.append(arguments) or ours)
@@ -88,8 +90,12 @@ def test_the_int8_checkpoint_is_the_same_for_ours_and_vllm(bench, monkeypatch, t
 def test_one_run_measures_all_servers_and_judges(bench):
     code, out, _, result = bench(fake("ours", "--pace-ms", "20"), fake("vllm", "--pace-ms", "20"), "--only", "decode")
     assert code == 0, out
-    assert [row["case"] for row in result["rows"]] == ["decode, batch 1", "decode, batch 8"]
-    for row in result["rows"]:
+    rows, used = result["rows"][:2], result["rows"][2:]
+    assert [row["case"] for row in rows] == ["decode, batch 1", "decode, batch 8"]
+    assert {row["case"] for row in used} == {"ours, decode, batch 1: TPOT", "ours, decode, batch 8: TPOT"}
+    assert "of memory" in out and "ours, decode" not in out
+    for row in rows:
+        assert row["threads"] == {"ours": 1, "vllm": 1}
         ours, vllm = row["ours"], row["peers"]["vllm"]
         assert min(ours, vllm) >= 20 and row["peers"]["transformers"] is None, result["config"]["notes"]
         goal = 0.45 if row["case"].endswith(" 1") else 0.5
@@ -105,9 +111,10 @@ def test_one_run_measures_all_servers_and_judges(bench):
 
 def test_a_server_that_ends_is_restarted_and_misses_no_case(bench):
     code, _, _, result = bench(fake("ours", "--die-after", "4"), None, "--only", "prefill")  # 2 to warm up, 2 a case
-    assert code == 0 and all(row["ours"] for row in result["rows"]) and len(result["rows"]) > 1
+    measured = [row for row in result["rows"] if "floor" in row["limits"] and row["metric"] == "TTFT"]
+    assert code == 0 and all(row["ours"] for row in measured) and len(measured) > 1
     restarts = result["config"]["restarts"]["ours"]
-    assert len(restarts) == len(result["rows"]) - 1 and all("the server has ended" in why for why in restarts)
+    assert len(restarts) == len(measured) - 1 and all("the server has ended" in why for why in restarts)
 
 
 def test_an_interrupted_run_goes_on(bench, tmp_path):
@@ -222,14 +229,15 @@ def test_floors_are_those_of_the_reference_page():
     assert work.kv_bytes_per_token == 23_040
     assert work.weight_bytes == pytest.approx(269e6, rel=0.001)
     assert work.flop_per_token == pytest.approx(212.3e6, rel=0.001)
-    assert work.prefill_s(CEILINGS, 512) * 2e12 == pytest.approx(118e9, rel=0.01)
-    assert work.prefill_s(CEILINGS, 2048) * 2e12 == pytest.approx(580e9, rel=0.04)
-    assert work.decode_s(CEILINGS, 1, 0) == pytest.approx(269e6 / 20e9, rel=0.001)
+    assert work.prefill(512).seconds(CEILINGS) * 2e12 == pytest.approx(118e9, rel=0.01)
+    assert work.prefill(2048).seconds(CEILINGS) * 2e12 == pytest.approx(580e9, rel=0.04)
+    assert work.decode(1, 0).seconds(CEILINGS) == pytest.approx(269e6 / 20e9, rel=0.001)
     assert Work.of(describe(EMBEDDED_MODEL).config, "float32").weight_bytes == 2 * work.weight_bytes
     stored = Work.of(describe(EMBEDDED_MODEL).config, "bfloat16", "stored")
     assert stored.weight_bytes == pytest.approx(96.4e6, rel=0.001)  # the matrices of the file
     assert stored.kv_bytes_per_token == work.kv_bytes_per_token
-    assert work.decode_s(CEILINGS, 32, 1024) > work.decode_s(CEILINGS, 32, 256) > work.decode_s(CEILINGS, 1, 256)
+    steps = [work.decode(*step).seconds(CEILINGS) for step in ((1, 256), (32, 256), (32, 1024))]
+    assert steps == sorted(steps)
     # A prefix hit computes 50 tokens: reading weights and KV takes longer than multiplying.
     hit = Case("prefix", "p", 4050, 2, 1, 0.0, 4000, ("TTFT first", "TTFT second"))
     assert floor_ms(hit, "TTFT second", work, CEILINGS) < floor_ms(hit, "TTFT first", work, CEILINGS) / 20
@@ -240,6 +248,41 @@ def test_ceilings_are_measured():
     ceilings = floors.measure(1, "float32", matrix_rows=64)
     torch.set_num_threads(threads)
     assert ceilings.memory_bytes_per_s > 1e8 and ceilings.gemm_flop_per_s > 1e8 and ceilings.threads == 1
+    assert ceilings.int8_op_per_s > 1e8
+    assert ceilings.best(CEILINGS) == Ceilings(
+        max(ceilings.memory_bytes_per_s, 20e9),
+        max(ceilings.gemm_flop_per_s, 2e12),
+        1,
+        max(ceilings.int8_op_per_s, 4e12),
+    )
+
+
+def test_shares_are_of_the_measured_rates():
+    """Twice the floor of a step that only reads, and of a prompt at the peak of its products."""
+    step = Case("decode", "step", 0, 0, 8, metrics=("TPOT",))
+    prompt, loop = Case("prefill", "prompt", 1000, 2, 1), Case("open-loop", "loop", 512, 64, 2, 1.0)
+    found = [
+        Line("step", "TPOT", 10.0, 5.0, {}, {}),
+        Line("prompt", "TTFT", 100.0, 50.0, {}, {}),
+        Line("loop", "TTFT p50", 1.0, 1.0, {}, {}),
+        Line("prompt", "TTFT", None, 1.0, {}, {}),
+    ]
+    wide = Work(100_000_000, 0, 100_000_000, 0)
+    used = uses([step, prompt, loop], found[:3], wide, CEILINGS)
+    assert list(used) == [("step", "TPOT"), ("prompt", "TTFT")]
+    one = used["step", "TPOT"]
+    assert (one.of_memory, one.of_products) == pytest.approx((0.5, 0.04))
+    assert (one.floor_bytes_per_token, one.bytes_per_token) == pytest.approx((12.5e6, 25e6))
+    assert used["prompt", "TTFT"].of_products == pytest.approx(0.5)
+    quantized = uses([prompt], found[1:2], replace(wide, in_int8=True), CEILINGS)
+    assert quantized["prompt", "TTFT"].of_products == pytest.approx(0.25)  # of the products in int8
+    assert uses([prompt], found[3:], wide, CEILINGS) == {}
+    assert Work.of(describe(EMBEDDED_MODEL).config, "bfloat16", "stored").in_int8
+    assert not Work.of(describe(EMBEDDED_MODEL).config, "bfloat16", "fp8").in_int8
+    assert "50%" in share_table(used, 2)
+    rows = {(row.case, row.metric): row for row in share_rows(used, 2)}
+    assert rows["ours, step: TPOT", "bytes per token"].limits == {"floor": 12.5}
+    assert rows["ours, step: TPOT", "threads"].ours == 2
 
 
 def test_cells_are_kept_for_the_same_question_only(tmp_path):

@@ -1,6 +1,7 @@
 """Judging answers behind quantized prefixes, and one small run of the real model."""
 
 import math
+from pathlib import Path
 
 import orjson
 import pytest
@@ -8,10 +9,14 @@ import torch
 
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
+from engine.model.ops.quantized import BLOCKS
 from engine.text.tokenizer import Tokenizer
 from lab.bench.quantization.command import main, text_tokens
 from lab.bench.quantization.prefixes import Prefixes, load_model
 from lab.bench.quantization.quality import Answer, judged, leading
+from lab.docs.figures import Result
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_answers_are_judged_window_by_window():
@@ -53,10 +58,33 @@ def test_the_embedded_model_hardly_notices(tmp_path):
         perplexity = rows[name, "perplexity"]
         assert perplexity["ours"] == pytest.approx(perplexity["peers"]["bfloat16"], rel=0.05)
         assert perplexity["ours"] != perplexity["peers"]["bfloat16"]
-    # Sixteen values without calibration double the perplexity of this model (docs/operations.md); the products
-    # themselves are held against float64 in tests/engine/model/ops/test_quantized.py.
+    # Sixteen values without calibration double the perplexity of this short text, and raise that of the whole one by
+    # more than half (docs/operations.md); the products themselves are held against float64 in
+    # tests/engine/model/ops/test_quantized.py.
     mxfp4 = rows["weights mxfp4", "perplexity"]
     assert 1.9 < mxfp4["ours"] / mxfp4["peers"]["bfloat16"] < 2.4
+
+
+EXPENSIVE = {"weights fp8": "`fp8` raises it by some hundredths", "weights mxfp4": "raises it by more than half"}
+"""Rows of weights that cost more than 1 % of perplexity -> what docs/operations.md says about them."""
+
+
+def test_the_docs_name_every_type_of_weights_that_costs_more_than_a_hundredth():
+    changes = {
+        row["case"]: row["ours"]
+        for row in Result.newest("quantization").rows
+        if row["case"].startswith("weights ") and row["metric"] == "perplexity change"
+    }
+    assert {case for case, change in changes.items() if change > 1} == set(EXPENSIVE)
+    assert 2 < changes["weights fp8"] < 10 and 50 < changes["weights mxfp4"] < 100
+    page = " ".join((ROOT / "docs" / "operations.md").read_text().split())
+    assert all(said in page for said in EXPENSIVE.values())
+
+
+def test_types_of_256_inputs_cannot_hold_the_embedded_model():
+    inputs = describe(EMBEDDED_MODEL).config.hidden_size
+    too_long = {kind for kind, (each, _) in BLOCKS.items() if inputs % each}
+    assert too_long == {"q4_k", "q5_k", "q6_k"}
 
 
 def test_a_hand_over_leaves_the_first_token_as_it_was():

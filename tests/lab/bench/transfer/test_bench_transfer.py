@@ -58,6 +58,19 @@ def test_two_copying_threads_are_compared_with_two_of_memcpy():
     ]
 
 
+def test_encrypted_transfers_are_judged_by_plain_ones_of_the_same_run():
+    cell = {"gbs": 2.0, "p50_us": 10.0, "p99_us": 20.0, "threads": 1}
+    cells = {
+        (name, "read", size, 1): cell | {"gbs": speed}
+        for size in (64 * KIB, MIB)
+        for name, speed in (("ours-tcp", 2.0), ("ours-tcp-key", 1.0))
+    }
+    assert [(row["what"], row["ratio"], row["goal"], row["met"]) for row in verdicts(cells)] == [
+        ("read 1M x1: GB/s of ours-tcp-key / ours-tcp", 0.5, ">= 0.6", False)
+    ]
+    assert {"ours-tcp", "ours-tcp-key"} <= set(bench_transfer.parse([]).names)
+
+
 class Flaky:
     """A contender whose process fails in its second cell, and every process from the third on never fails."""
 
@@ -129,7 +142,7 @@ def same_network(monkeypatch):
 def test_one_run_of_ours_with_the_limits_with_the_peers_missing(tmp_path, capsys, same_network):
     out = tmp_path / "cells.json"
     arguments = ["--quick", "--seconds", "0.01", "--sizes", "64K", "--batches", "1,4", "--arena-mb", "8"]
-    arguments += ["--only", "memcpy,memcpy-2,sockets,stream,ours-shm,ours-tcp,nixl", "--json", str(out)]
+    arguments += ["--only", "memcpy,memcpy-2,sockets,stream,ours-shm,ours-tcp,ours-tcp-key,nixl", "--json", str(out)]
     assert bench_transfer.main(arguments) == 0
     text = capsys.readouterr().out
     assert "missing: nixl: name an interpreter that has it with --peer-python" in text
@@ -144,7 +157,9 @@ def test_one_run_of_ours_with_the_limits_with_the_peers_missing(tmp_path, capsys
     for row in speeds:
         shared = "shared" in row["case"]
         assert row["ours"] > 0 and row["rounds"] == 1
-        assert set(row["limits"]) == ({"memcpy", "memcpy-2"} if shared else {"sockets", "stream"})
-        assert row["peers"] == ({"nixl": None} if shared else {"mooncake-te": None})
+        key = "cluster key" in row["case"]
+        limits = {"memcpy", "memcpy-2"} if shared else {"ours-tcp", "sockets"} if key else {"sockets", "stream"}
+        assert set(row["limits"]) == limits
+        assert row["peers"] == ({"nixl": None} if shared else {} if key else {"mooncake-te": None})
         assert all(count >= 1 for count in row["threads"].values())
     assert any(row["unit"] == "ms" and "event loop" in row["case"] for row in result["rows"])
