@@ -55,7 +55,7 @@ def throttled(cluster: LocalCluster, slow: Slow, figures: dict[str, Any]) -> Ite
 
 
 def _until_checked(wanted: Mapping[str, int]) -> None:
-    """Wait until every node, by URL, has compared its steps with its estimates so many times."""
+    """Wait until every node, by URL, has compared its steps with its estimates this often."""
     deadline = time.monotonic() + CHECKED_S
     while any(checks(url) < count for url, count in wanted.items()):
         if time.monotonic() > deadline:
