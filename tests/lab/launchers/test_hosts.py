@@ -19,12 +19,13 @@ from lab.launch.cluster import ROOT
 from lab.launch.hosts import read_hosts
 from lab.launch.up import read_arguments
 from tests.complaints import complaints
-from tests.e2e.conftest import tiny_model
+from tests.e2e.conftest import tiny_model, wait_until
 from tests.lab.conftest import FAKE
 from tests.lab.launch.test_up import interruptible
 from tests.lab.launchers.debian import need
 from tests.lab.launchers.sshd import Sshd
-from tests.lab.launchers.steady import answer
+from tests.lab.launchers.steady import SteadyClient, answer
+from tests.lab.launchers.told import FIRST, NOTICED
 
 __all__ = ["tiny_model"]
 
@@ -166,7 +167,7 @@ def gone(mark: str) -> bool:
     return not running(mark)
 
 
-def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path):
+def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path, told):
     """They answer, their logs come here, one of them is lost, and a signal ends the others."""
     file, mark = tmp_path / "hosts", f"of-{tmp_path.name}"
     file.write_text("127.0.0.2 prefill\n127.0.0.3 decode --num-threads 1\n127.0.0.4 store\n")
@@ -178,12 +179,18 @@ def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path):
         urls = dict(re.findall(r"^(\S+-\d) +\w+ +(http://127\.0\.0\.[234]:\d+) +127", up.seen, re.MULTILINE))
         assert set(urls) == {"prefill-0", "decode-0", "store-0"}
         expected = answer(urls["prefill-0"])
-        print(f"ssh: first answer {time.monotonic() - begun:.1f} s after scripts/up --hosts")
+        told("ssh", FIRST, time.monotonic() - begun)
         up.until(r"^decode-0: .*\d")
         (victim,) = [pid for pid in running(mark) if b"store-0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(victim, signal.SIGKILL)
-        lost = up.until(r"^127\.0\.0\.4: store-0 ended with exit code -?\d+; end of (.*):(?s:.*?)2 nodes go on$")
-        assert answer(urls["prefill-0"]) == expected
+        with SteadyClient(urls["prefill-0"]) as client:
+            begun = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            lost = up.until(r"^127\.0\.0\.4: store-0 ended with exit code -?\d+; end of (.*):(?s:.*?)2 nodes go on$")
+            told("ssh", NOTICED, time.monotonic() - begun)
+            count = len(client.answers)
+            wait_until(lambda: len(client.answers) > count + 1 or client.errors, "answers without the lost node")
+        told.survived("ssh", len(client.answers), len(client.errors))
+        assert client.errors == [] and set(client.answers) == {expected}
         assert up.end(signal.SIGTERM) == 0
         assert gone(mark)
         logs = "\n".join(path.read_text() for path in Path(lost[1]).parent.glob("*.log"))

@@ -17,12 +17,13 @@ from tests.complaints import complaints
 from tests.e2e.conftest import tiny_model
 from tests.lab.launchers.ray_hosts import RayHosts, ray_folder
 from tests.lab.launchers.steady import SteadyClient, answer
+from tests.lab.launchers.told import BACK, FIRST
 
 __all__ = ["tiny_model"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = str(ROOT / "scripts/deploy/ray_mooncake.py")
-JOB = "cluster"
+JOB, CASE = "cluster", "Ray"
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
@@ -60,7 +61,7 @@ class Job:
         return found
 
 
-def test_a_cluster_on_ray_survives_a_host_and_changes_its_size(ray, tiny_model):
+def test_a_cluster_on_ray_survives_a_host_and_changes_its_size(ray, tiny_model, told):
     flags = [*tiny_model, "--calibration-ms", "0", "--dram-bytes", "32M", "--role-wait-ms", "90000"]
     takes = [word for role in ("prefill", "decode", "store") for word in ("--take", f"{role}={role}:1")]
     begun = time.monotonic()
@@ -76,14 +77,14 @@ def test_a_cluster_on_ray_survives_a_host_and_changes_its_size(ray, tiny_model):
     ]
     door = urls["prefill-0"]
     expected = ray.inside(lambda: answer(door))
-    print(f"ray: first answer {time.monotonic() - begun:.1f} s after ray job submit")
+    told(CASE, FIRST, time.monotonic() - begun)
 
     with SteadyClient(door, ray.enter) as client:
         begun, before = time.monotonic(), len(job.seen)
         ray.lose("127.0.0.3")
         ray.add("127.0.0.5", {"decode": 2})
         job.until(r"decode-0: ready at http://127\.0\.0\.5:\d+", before)
-        print(f"ray: the lost node was ready on another host {time.monotonic() - begun:.1f} s after its loss")
+        told(CASE, BACK, time.monotonic() - begun)
         count = len(client.answers)
         ray.run("python", PROGRAM, "scale", "--address", "127.0.0.1:6400", "decode=2")
         other = job.until(r"decode-1: ready at (http://127\.0\.0\.5:\d+)")[1]
@@ -97,7 +98,7 @@ def test_a_cluster_on_ray_survives_a_host_and_changes_its_size(ray, tiny_model):
         ray.inside(lambda: rest.post(f"{more}/drain", {}))  # an order of its own: no loss, so no restart
         job.until(r"more-7: has left")
         assert job.seen.count("more-7: starts") == 1
-    print(f"ray: {len(client.answers)} answers meanwhile, {len(client.errors)} errors")
+    told.survived(CASE, len(client.answers), len(client.errors))
     assert client.errors == [] and set(client.answers) == {expected} and len(client.answers) > count
 
     ray.run("ray", "job", "stop", JOB)
