@@ -147,6 +147,7 @@ STARTED_BY_OTHERS = {
     "lab.faults.put_client",
     "lab.faults.networks.relay",
     "lab.foreign.events.reader",
+    "lab.launch.duty",
     "lab.launch.up",
 }
 """Programs that another command starts in a process of their own; scripts/up is a shell script."""

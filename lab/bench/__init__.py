@@ -41,7 +41,7 @@ Files:
     experts/       The parts of scripts/bench.py experts
     ops/           The parts of scripts/bench.py ops
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
-    sched/         The parts of scripts/bench.py sched, one question each
+    sched/         The parts of scripts/bench.py sched, one question each, and scripts/bench.py simulator
     transfer/      Parts of scripts/bench.py transfer: contenders in pairs of processes over the same two arenas
     weights/       The parts of scripts/bench.py weights
 """
@@ -72,6 +72,7 @@ BENCHMARKS = {
     "requests": "lab.bench.requests",
     "sched": "lab.bench.sched.command",
     "serve": "lab.bench.serve",
+    "simulator": "lab.bench.sched.simulator",
     "speculative": "lab.bench.speculative",
     "stalls": "lab.bench.stalls",
     "start": "lab.bench.start",

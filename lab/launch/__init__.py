@@ -2,6 +2,7 @@
 
 Files:
     cluster       A cluster of node processes on this machine, for scripts/up, the end-to-end tests and the benchmarks
+    duty          Slows processes down by a duty cycle: SIGSTOP and SIGCONT in turn, in periods of some milliseconds
     expert_ranks  Processes of `mooncake.py expert-rank` on this machine, for nodes of a LocalCluster; all end with
                   the launcher
     hosts         The hosts file of scripts/up: which host runs a node of which role, and with which flags of its own

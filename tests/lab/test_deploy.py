@@ -27,6 +27,7 @@ OF_OTHERS = {
     *("--no-install-recommends", "--create-home", "--uid", "--rm", "--network", "--from-file"),
     *("--build-arg", "--format", "--interval", "--timeout", "--start-period", "--retries"),  # of images
     "--nonblock",
+    *("--hosts", "--noheader", "--user", "--name", "--parsable", "--batch"),
 }
 FILES = (
     "mooncake.service",
@@ -36,6 +37,8 @@ FILES = (
     "mooncake-groups.yaml",
     "Containerfile",
     "scale-local",
+    "scale-slurm",
+    "scale-ssh",
 )
 
 
@@ -75,7 +78,8 @@ def test_systemd_takes_the_unit(tmp_path):
 
 
 BATCH = ("scripts/deploy/mooncake.sbatch", "scripts/deploy/ablation.sbatch")
-SHELL = (*BATCH, "scripts/deploy/scale-local", "scripts/setup", "scripts/test", "scripts/up", ".ci/run")
+SCALE = tuple(f"scripts/deploy/scale-{how}" for how in ("local", "slurm", "ssh"))
+SHELL = (*BATCH, *SCALE, "scripts/setup", "scripts/test", "scripts/up", ".ci/run")
 
 
 @pytest.mark.parametrize("script", SHELL)
@@ -351,3 +355,38 @@ def test_scale_local_starts_a_name_once_and_ends_it(tmp_path):
 def test_scale_local_refuses_what_it_does_not_know(tmp_path):
     assert "neither start nor stop" in scale_local(tmp_path, "dance", "decode", "n", "h:1").stderr
     assert "usage" in scale_local(tmp_path, "start").stderr
+
+
+# Slurm by stand-ins: the job's script runs when it is submitted, and squeue lists those that were.
+SBATCH = 'echo "$@" >>"$LOG"; cat >"$JOB"; echo 7'
+SQUEUE = '[ ! -e "$JOB" ] || echo 7'
+
+
+def test_scale_slurm_submits_a_name_once_and_signals_its_job(tmp_path):
+    log, job = tmp_path / "log", tmp_path / "job"
+    tools = stand_ins(
+        tmp_path,
+        sbatch=SBATCH,
+        squeue=SQUEUE,
+        scancel='echo cancelled "$@" >>"$LOG"',
+        hostname='echo "10.2.0.9 10.1.0.5"',
+        python='shift; printf "%s\\n" "$@"',
+    )
+    env = tools | {"LOG": str(log), "JOB": str(job), "MOONCAKE_PYTHON": "python", "MOONCAKE_NET": "10.1."}
+
+    def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(FOLDER / "scale-slurm"), *arguments]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=20)
+
+    started = ("start", "prefill+decode", "scaled-prefill+decode-0", "10.1.0.1:8000", "--model", "a b")
+    assert scale("stop", *started[1:4]).returncode == 0 and not log.exists(), "nothing of this name runs"
+    assert scale(*started).returncode == scale(*started).returncode == 0
+    assert log.read_text().count("--job-name scaled-prefill+decode-0") == 1
+    done = subprocess.run(["bash", str(job)], env=env, capture_output=True, text=True, timeout=20, check=True)
+    config = parse(done.stdout.splitlines())
+    assert (config.role, config.node_id, config.join) == ("prefill,decode", started[2], "10.1.0.1:8000")
+    assert (config.host, config.port, config.net, config.model) == ("10.1.0.5", 0, "lan", "a b")
+    assert scale("stop", *started[1:4]).returncode == 0
+    assert log.read_text().splitlines()[-1] == "cancelled --batch --signal=TERM 7"
+    assert "neither start nor stop" in scale("dance", "decode", "n", "h:1").stderr
+    assert "usage" in scale("start").stderr

@@ -22,7 +22,10 @@ Files:
                  flip
     speculative  Speculation between real nodes: a draft model whose KV of the prompt is never there, and n-grams
     table        Live ablations by name, and the reason why the others are only simulated
+    throttle     Nodes of this machine that differ: a duty cycle makes some of them slow, and they are cheap
     twin         The simulated counterpart of nodes on this machine: the same configuration, the same requests
+    unlike       Slow and cheap nodes next to fast and dear ones on this machine: placement by cost, by time alone,
+                 and by chance
 """
 
 from __future__ import annotations

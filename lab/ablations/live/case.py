@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lab.ablations.common.ablation import Ablation
 from lab.ablations.live.loads import Shape, requests, specs
 from lab.ablations.live.play import Played
+from lab.ablations.live.throttle import ALL_FAST, Slow
 from lab.bench.common.workload import Spec
 
 
@@ -35,7 +36,7 @@ def nothing() -> None:
 @dataclass(frozen=True, slots=True)
 class LiveCase:
     """One cluster under one workload. Without `nodes` it is an external cluster at `url`. prepare: makes what the nodes
-    need and this machine may lack; it is called before they start."""
+    need and this machine may lack; it is called before they start. slow: those of its nodes that are slow and cheap."""
 
     label: str
     workload: Workload
@@ -46,13 +47,15 @@ class LiveCase:
     x: float | None = None
     look: Look = no_look
     prepare: Callable[[], None] = nothing
+    slow: Slow = ALL_FAST
 
     def settings(self) -> dict[str, object]:
         return {"nodes": " ".join([self.nodes, *self.flags])}
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
-        return {"nodes": self.nodes or self.url, "flags": self.flags, "workload": self.workload.name}
+        told = {"nodes": self.nodes or self.url, "flags": self.flags, "workload": self.workload.name}
+        return told | ({"slow": asdict(self.slow)} if self.slow.nodes else {})
 
 
 LiveAblation = Ablation[LiveCase]

@@ -117,13 +117,22 @@ async def warm_up(clients: Sequence[Client]) -> None:
         await client.ask(Spec(source.tokens(WARM_TOKENS, SUFFIX, index), 8))
 
 
-def costs(played: Played, nodes: int, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, float | None]:
-    """Of a run on `nodes` nodes, as lab.simulator.result has them: a node costs 1 per hour from the first request to
-    the last token, over the prompt and answer tokens of the requests that met their objectives."""
-    hours = nodes * played.seconds / HOUR_S
+def costs(
+    played: Played, prices: Mapping[str, float], busy_s: Mapping[str, float], ttft_slo_s: float, tbt_slo_s: float
+) -> dict[str, float | None]:
+    """Of a run, as lab.simulator.result has them, over the prompt and answer tokens of the requests that met their
+    objectives. prices: of a node per hour, paid from the first request to the last token, or for busy_s alone: the
+    seconds in which it computed."""
+    hours = played.seconds / HOUR_S
     kept = [one for one in played.outcomes if _kept(one, ttft_slo_s, tbt_slo_s)]
     tokens = sum(one.prompt_tokens + one.output_tokens for one in kept)
-    return {"node_hours": hours, "cost_per_million_tokens": 1e6 * hours / tokens if tokens else None}
+    paid = hours * sum(prices.values())
+    busy = sum(price * busy_s[name] for name, price in prices.items()) / HOUR_S
+    return {
+        "node_hours": len(prices) * hours,
+        "cost_per_million_tokens": 1e6 * paid / tokens if tokens else None,
+        "busy_cost_per_million_tokens": 1e6 * busy / tokens if tokens else None,
+    }
 
 
 def _kept(one: Outcome, ttft_slo_s: float, tbt_slo_s: float) -> bool:

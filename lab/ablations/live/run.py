@@ -12,6 +12,7 @@ from lab.ablations.common.ablation import Outcome
 from lab.ablations.live.case import LiveAblation, LiveCase
 from lab.ablations.live.play import costs, doors, figures, pinned, play, warmed
 from lab.ablations.live.shares import Watch
+from lab.ablations.live.throttle import throttled
 from lab.bench.common.client import Unreachable
 from lab.bench.common.workload import Spec
 
@@ -43,8 +44,10 @@ def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[
     if case.url:
         return send(case, [case.url], {}, specs)
     case.prepare()
-    with pinned(case.nodes, case.flags, run_dir) as cluster:
-        return send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, specs)
+    ran: dict[str, Any] = {}
+    with pinned(case.nodes, case.flags, run_dir, case.slow.flags) as cluster, throttled(cluster, case.slow, ran):
+        found, config = send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, specs)
+    return found | ran, config
 
 
 def send(
@@ -53,9 +56,12 @@ def send(
     warmed(urls)
     look, watch = case.look(urls), Watch(pids)
     played = play(urls, specs)
-    found = figures(played, TTFT_SLO_S, TBT_SLO_S) | {"cores": watch.end()}
+    cores = watch.end()
+    found = figures(played, TTFT_SLO_S, TBT_SLO_S) | {"cores": cores}
     if pids:  # nobody here knows the nodes behind a URL
-        found |= costs(played, len(pids), TTFT_SLO_S, TBT_SLO_S)
+        prices = {name: case.slow.price(name) for name in pids}
+        busy = {name: cores.seconds * cores.others[name] / case.slow.speed_of(name) for name in pids}
+        found |= costs(played, prices, busy, TTFT_SLO_S, TBT_SLO_S)
     if not found["finished"]:
         raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
     return found | look(played), played.config

@@ -49,13 +49,12 @@ def busy_seconds() -> float:
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
-    """(CPU seconds of the first thread, of all others)"""
-    first = rest = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        seconds = TICK_S * (int(fields[11]) + int(fields[12]))
-        if task.name == str(pid):
-            first = seconds
-        else:
-            rest += seconds
-    return first, rest
+    """(CPU seconds of the first thread, of all others, including those that have ended)"""
+    process = Path(f"/proc/{pid}")
+    whole, first = (_spent_s(of / "stat") for of in (process, process / "task" / str(pid)))
+    return first, max(0.0, whole - first)
+
+
+def _spent_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return TICK_S * (int(fields[11]) + int(fields[12]))

@@ -13,10 +13,11 @@ from lab.ablations.live.placement import SCHEDULING
 from lab.ablations.live.pool import BANDWIDTH, POOL
 from lab.ablations.live.shifts import SHIFTS
 from lab.ablations.live.speculative import SPECULATIVE
+from lab.ablations.live.unlike import UNLIKE
 
 LIVE: dict[str, LiveAblation] = {
     one.name: replace(one, metrics=one.metrics | COSTS)
-    for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD, SHIFTS, SPECULATIVE)
+    for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD, SHIFTS, SPECULATIVE, UNLIKE)
 }
 
 ELSEWHERE = {

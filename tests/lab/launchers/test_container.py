@@ -18,6 +18,7 @@ from tests.e2e.conftest import complete, wait_until
 from tests.lab.launchers.debian import install
 from tests.lab.launchers.podman import ROOT, Mounts, Podman, make_base, pip_arguments
 from tests.lab.launchers.slurm import free_ports
+from tests.lab.launchers.told import FIRST, Told
 
 IMAGE, BASE, USER = "localhost/mooncake", "localhost/base", "mooncake-lab"
 TOKENS = 200
@@ -76,7 +77,7 @@ def rootless(root: Podman, mounts: Mounts, folder: Path) -> Iterator[Podman]:
 
 
 @pytest.mark.parametrize("who", ["root", "rootless"])
-def test_a_node_in_a_container_is_healthy_and_drains(who: str, request: pytest.FixtureRequest):
+def test_a_node_in_a_container_is_healthy_and_drains(who: str, request: pytest.FixtureRequest, told: Told):
     """It runs without root's rights inside, the image's own health check finds it well, and on SIGTERM it ends a stream
     in flight before it leaves."""
     podman: Podman = request.getfixturevalue(who)
@@ -92,7 +93,7 @@ def test_a_node_in_a_container_is_healthy_and_drains(who: str, request: pytest.F
         wait_until(lambda: podman.tried("healthcheck", "run", "node").returncode == 0, "a healthy node", 600)
         url = f"http://127.0.0.1:{port}"
         answer = complete(url, "The capital of France is", 5)
-        print(f"first answer {time.monotonic() - began:.1f} s after the start, kernels compiled: {who}")
+        told(f"container, {who}", FIRST, time.monotonic() - began)
         assert answer["usage"]["completion_tokens"] == 5
         assert podman("exec", "node", "id", "-u").strip() == "1000"
         events: list[str] = []

@@ -19,12 +19,13 @@ from lab.launch.cluster import ROOT
 from lab.launch.hosts import read_hosts
 from lab.launch.up import read_arguments
 from tests.complaints import complaints
-from tests.e2e.conftest import tiny_model
+from tests.e2e.conftest import tiny_model, wait_until
 from tests.lab.conftest import FAKE
 from tests.lab.launch.test_up import interruptible
 from tests.lab.launchers.debian import need
 from tests.lab.launchers.sshd import Sshd
-from tests.lab.launchers.steady import answer
+from tests.lab.launchers.steady import SteadyClient, answer
+from tests.lab.launchers.told import FIRST, NOTICED
 
 __all__ = ["tiny_model"]
 
@@ -166,7 +167,7 @@ def gone(mark: str) -> bool:
     return not running(mark)
 
 
-def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path):
+def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path, told):
     """They answer, their logs come here, one of them is lost, and a signal ends the others."""
     file, mark = tmp_path / "hosts", f"of-{tmp_path.name}"
     file.write_text("127.0.0.2 prefill\n127.0.0.3 decode --num-threads 1\n127.0.0.4 store\n")
@@ -178,12 +179,18 @@ def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path):
         urls = dict(re.findall(r"^(\S+-\d) +\w+ +(http://127\.0\.0\.[234]:\d+) +127", up.seen, re.MULTILINE))
         assert set(urls) == {"prefill-0", "decode-0", "store-0"}
         expected = answer(urls["prefill-0"])
-        print(f"ssh: first answer {time.monotonic() - begun:.1f} s after scripts/up --hosts")
+        told("ssh", FIRST, time.monotonic() - begun)
         up.until(r"^decode-0: .*\d")
         (victim,) = [pid for pid in running(mark) if b"store-0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(victim, signal.SIGKILL)
-        lost = up.until(r"^127\.0\.0\.4: store-0 ended with exit code -?\d+; end of (.*):(?s:.*?)2 nodes go on$")
-        assert answer(urls["prefill-0"]) == expected
+        with SteadyClient(urls["prefill-0"]) as client:
+            begun = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            lost = up.until(r"^127\.0\.0\.4: store-0 ended with exit code -?\d+; end of (.*):(?s:.*?)2 nodes go on$")
+            told("ssh", NOTICED, time.monotonic() - begun)
+            count = len(client.answers)
+            wait_until(lambda: len(client.answers) > count + 1 or client.errors, "answers without the lost node")
+        told.survived("ssh", len(client.answers), len(client.errors))
+        assert client.errors == [] and set(client.answers) == {expected}
         assert up.end(signal.SIGTERM) == 0
         assert gone(mark)
         logs = "\n".join(path.read_text() for path in Path(lost[1]).parent.glob("*.log"))
@@ -249,3 +256,53 @@ def test_a_question_needs_a_key(sshd, fakes, tmp_path):
     up = Up(sshd, file, fakes, "--ask", "Hello?", "--api-key", "secret")
     assert up.end() == 0, up.seen
     assert "You said: Hello?" in up.seen
+
+
+# --- nodes that start and leave with the load
+
+
+def test_scale_ssh_starts_a_node_on_the_host_of_its_number_and_ends_it(sshd, tmp_path):
+    """Over a real ssh, with a node that sleeps."""
+    node, file = tmp_path / "node", tmp_path / "hosts"
+    node.write_text('#!/bin/sh\necho "$@"\nexec sleep 60\n')
+    node.chmod(0o755)
+    file.write_text(
+        "# all\n127.0.0.2 prefill\n127.0.0.3 decode # slow\n127.0.0.4 decode --num-threads 1 --host 127.0.0.5\n"
+    )
+    env = os.environ | {"MOONCAKE_SSH": sshd.ssh, "MOONCAKE_RUN": str(tmp_path), "MOONCAKE_PYTHON": str(node)}
+
+    def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(ROOT / "scripts/deploy/scale-ssh"), str(file), *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    def pid_of(name: str) -> int:
+        return int((tmp_path / f"{name}.pid").read_text())
+
+    def ended(pid: int) -> bool:
+        place = Path(f"/proc/{pid}/cmdline")
+        return not place.exists() or not place.read_bytes()
+
+    pids = []
+    try:
+        for number, address in ((0, "127.0.0.3"), (1, "127.0.0.5"), (2, "127.0.0.3")):
+            name = f"scaled-decode-{number}"
+            for _ in range(2):  # the second changes nothing
+                done = scale("start", "decode", name, "127.0.0.2:8000", "--model", "a", "--num-threads", "3")
+                assert done.returncode == 0, done.stderr + sshd.log()
+                pids.append(pid_of(name))
+            assert pids[-1] == pids[-2]
+            wait_until((tmp_path / f"{name}.log").read_text, "its flags")
+            config = parse((tmp_path / f"{name}.log").read_text().split()[1:])
+            assert (config.role, config.node_id, config.join) == ("decode", name, "127.0.0.2:8000")
+            assert (config.host, config.net, config.num_threads) == (address, "lan", 1 if number == 1 else 3)
+        assert scale("stop", "decode", "scaled-decode-0", "127.0.0.2:8000").returncode == 0
+        wait_until(lambda: ended(pids[0]), "the node has ended")
+        assert not ended(pids[-1])
+    finally:
+        for pid in pids:
+            if not ended(pid):
+                os.kill(pid, signal.SIGKILL)
+    assert "no host with the role store" in scale("start", "store", "scaled-store-0", "h:1").stderr
+    assert "no number" in scale("start", "decode", "mine", "h:1").stderr
+    assert "neither start nor stop" in scale("dance", "decode", "n-0", "h:1").stderr
+    assert "usage" in scale("start").stderr

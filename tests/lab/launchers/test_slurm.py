@@ -20,12 +20,14 @@ from tests.e2e.conftest import tiny_model
 from tests.lab.launchers.debian import install
 from tests.lab.launchers.slurm import Slurm
 from tests.lab.launchers.steady import SteadyClient, answer
+from tests.lab.launchers.told import BACK, FIRST, NOTICED
 
 __all__ = ["tiny_model"]
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "scripts/deploy"
 HOSTS = 4
+ARRAY, ONE_JOB = "Slurm, a job per node", "Slurm, one job"
 EVERYONE = {"prefill-0", "decode-1", "decode-2", "store-3"}
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -87,14 +89,14 @@ class Run:
             time.sleep(0.25)
 
 
-def test_an_array_starts_a_cluster_and_the_node_of_a_lost_host_comes_back(slurm, environment, tmp_path):
+def test_an_array_starts_a_cluster_and_the_node_of_a_lost_host_comes_back(slurm, environment, tmp_path, told):
     """One job per node: Slurm requeues the lost one alone, and it joins the others, which answer all the time."""
     begun = time.monotonic()
     job = slurm.submit(f"--array=0-{HOSTS - 1}", str(DEPLOY / "mooncake.sbatch"), env=environment, cwd=tmp_path)
     run = Run(job, tmp_path)
     run.eventually(lambda: all(run.members(rank) == EVERYONE for rank in range(HOSTS)), "four nodes in one cluster")
     expected = answer(run.url(0))
-    print(f"slurm: first answer {time.monotonic() - begun:.1f} s after sbatch")
+    told(ARRAY, FIRST, time.monotonic() - begun)
 
     lost, others = 1, (0, 2, 3)
     host = slurm.host_of(f"{job}_{lost}")
@@ -104,12 +106,12 @@ def test_an_array_starts_a_cluster_and_the_node_of_a_lost_host_comes_back(slurm,
         run.eventually(
             lambda: all(run.members(rank) == EVERYONE - {"decode-1"} for rank in others), "the others see the loss"
         )
-        print(f"slurm: the others knew {time.monotonic() - begun:.1f} s after the loss of {host}")
+        told(ARRAY, NOTICED, time.monotonic() - begun)
         run.eventually(lambda: slurm.states(job).get(f"{job}_{lost}") == "PENDING", "Slurm requeues the job")
         slurm.revive(host)
         run.eventually(lambda: all(run.members(rank) == EVERYONE for rank in range(HOSTS)), "the lost node is back")
-        print(f"slurm: the requeued node was a member {time.monotonic() - begun:.1f} s after the loss")
-    print(f"slurm: {len(client.answers)} answers meanwhile, {len(client.errors)} errors")
+        told(ARRAY, BACK, time.monotonic() - begun)
+    told.survived(ARRAY, len(client.answers), len(client.errors))
     assert client.errors == [] and set(client.answers) == {expected}
     assert answer(run.url(lost)) == expected
 
@@ -120,14 +122,14 @@ def test_an_array_starts_a_cluster_and_the_node_of_a_lost_host_comes_back(slurm,
     assert complaints(run.logs()) == []
 
 
-def test_one_job_starts_a_cluster_goes_on_without_a_host_and_drains_when_cancelled(slurm, environment, tmp_path):
+def test_one_job_starts_a_cluster_goes_on_without_a_host_and_drains_when_cancelled(slurm, environment, tmp_path, told):
     begun = time.monotonic()
     job = slurm.submit(f"--nodes={HOSTS}", str(DEPLOY / "mooncake.sbatch"), env=environment, cwd=tmp_path)
     run = Run(job, tmp_path)
     run.eventually(lambda: all(run.members(rank) == EVERYONE for rank in range(HOSTS)), "four nodes in one cluster")
     assert len({run.url(rank) for rank in range(HOSTS)}) == HOSTS
     expected = answer(run.url(0))
-    print(f"slurm: one job of {HOSTS} hosts, first answer {time.monotonic() - begun:.1f} s after sbatch")
+    told(ONE_JOB, FIRST, time.monotonic() - begun)
 
     host = f"n{run.url(2).rpartition(':')[0][-1]}"  # 127.0.1.3 is n3
     with SteadyClient(run.url(0)) as client:
@@ -135,6 +137,7 @@ def test_one_job_starts_a_cluster_goes_on_without_a_host_and_drains_when_cancell
         run.eventually(lambda: slurm.run("sinfo", "-h", "-n", host, "-o", "%t") == "down*", "Slurm gives up the host")
         time.sleep(3)
         assert slurm.states(job) == {job: "RUNNING"} and run.members(0) == EVERYONE - {"decode-2"}
+    told.survived(ONE_JOB, len(client.answers), len(client.errors))
     assert client.errors == [] and set(client.answers) == {expected}
 
     slurm.run("scancel", job)

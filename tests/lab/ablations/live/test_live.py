@@ -108,9 +108,15 @@ def test_costs_of_a_run_are_those_of_all_its_nodes_over_the_good_tokens():
     good = Outcome(ttft_s=0.5, itl_s=[0.1], e2e_s=0.6, prompt_tokens=90, output_tokens=2, error=None)
     late = replace(good, ttft_s=3.0)
     broken = replace(good, error="no route")
-    found = costs(Played([good, late, broken], 1800.0, None), 2, 2.0, 0.25)
-    assert found == {"node_hours": 1.0, "cost_per_million_tokens": pytest.approx(1e6 / 92)}
-    assert costs(Played([late], 1800.0, None), 2, 2.0, 0.25)["cost_per_million_tokens"] is None
+    prices, busy = {"a": 1.0, "b": 0.5}, {"a": 360.0, "b": 720.0}
+    found = costs(Played([good, late, broken], 1800.0, None), prices, busy, 2.0, 0.25)
+    assert found == {
+        "node_hours": 1.0,
+        "cost_per_million_tokens": pytest.approx(0.75e6 / 92),
+        "busy_cost_per_million_tokens": pytest.approx(0.2e6 / 92),
+    }
+    nothing = costs(Played([late], 1800.0, None), prices, busy, 2.0, 0.25)
+    assert nothing["cost_per_million_tokens"] is nothing["busy_cost_per_million_tokens"] is None
     assert all(set(COSTS) <= set(one.metrics) for one in LIVE.values())
 
 
