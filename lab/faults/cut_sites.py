@@ -46,6 +46,7 @@ from lab.faults.networks.two_sites import (
     add_load_flags,
     crossed,
     load_of,
+    mode_names,
 )
 from lab.faults.runner import EMBEDDED, TINY, Run, Scenario, add_model_flag, run
 from lab.flag_types import above_zero, positive
@@ -70,7 +71,9 @@ T = TypeVar("T")
 def add_flags(parser: ArgumentParser) -> None:
     add_model_flag(parser, EMBEDDED)
     parser.add_argument("--nodes", default=NODES, help="mixed nodes: the first half is the east")
-    parser.add_argument("--modes", default=",".join(MODES), help="clusters of the comparison; the last one is cut")
+    parser.add_argument(
+        "--modes", type=mode_names, default=",".join(MODES), help="clusters of the comparison; the last one is cut"
+    )
     add_link_flags(parser)
     add_load_flags(parser)
     parser.add_argument("--cut-bodies", type=positive, default=8, help="different requests during the cut")

@@ -44,6 +44,7 @@ from lab.faults.networks.two_sites import (
     add_load_flags,
     crossed,
     load_of,
+    mode_names,
 )
 from lab.faults.runner import API_KEY, UNAVAILABLE
 from lab.flag_types import natural, positive
@@ -111,7 +112,9 @@ class Nodes:
 def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     made.add_argument("--nodes", default="mixed=2", help="mixed nodes, half of them at each site (default %(default)s)")
-    made.add_argument("--modes", default=",".join(SIMULATED), help="clusters to compare (default %(default)s)")
+    made.add_argument(
+        "--modes", type=mode_names, default=",".join(SIMULATED), help="clusters to compare (default %(default)s)"
+    )
     add_link_flags(made)
     add_load_flags(made)
     made.set_defaults(**LOAD)

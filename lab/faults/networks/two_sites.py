@@ -8,14 +8,14 @@ sites and KV   --site-link-limit-bytes, a part of the link; what crosses twice b
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from engine.observe.node_client import NodeClient
 from lab.faults.networks.linked_sites import LinkedSites
-from lab.flag_types import above_zero, positive
+from lab.flag_types import above_zero, positive, share, some_of_all
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import parse_nodes
 from lab.loads.busy_site import BusySite
@@ -29,13 +29,21 @@ MAX_MODEL_LEN = 2048
 MB = 1_000_000
 
 
+def mode_names(text: str) -> str:
+    """The same text, for --modes. Raises ArgumentTypeError for a name that is none of MODES."""
+    for mode in text.split(","):
+        if mode not in MODES:
+            raise ArgumentTypeError(f"{mode!r} is none of {', '.join(MODES)}")
+    return text
+
+
 def add_link_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--delay-ms", type=above_zero, default=5.0, help="of the link, one way (default %(default)s)")
     parser.add_argument(
         "--mbit-s", type=above_zero, default=1000.0, help="bandwidth of the link in one direction (default %(default)s)"
     )
     parser.add_argument(
-        "--kv-share", type=above_zero, default=0.8, help="part of it that KV may use (default %(default)s)"
+        "--kv-share", type=some_of_all, default=0.8, help="part of it that KV may use (default %(default)s)"
     )
     parser.add_argument(
         "--arena-mb", type=positive, default=128, help="KV arena of a node: it drops what its pool keeps"
@@ -48,7 +56,7 @@ def add_load_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", type=positive, default=load.requests, help="in each case (default %(default)s)")
     parser.add_argument("--rate", type=above_zero, default=load.rate_s, help="requests per second of both sites")
     parser.add_argument(
-        "--busy-share", type=above_zero, default=load.busy_share, help="part of them that arrives in the west"
+        "--busy-share", type=share, default=load.busy_share, help="part of them that arrives in the west"
     )
     parser.add_argument("--documents", type=positive, default=load.documents, help="that both sites read, by Zipf")
     parser.add_argument("--document-tokens", type=positive, default=load.document_tokens, help="whole blocks of 64")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +18,7 @@ from lab.faults.cut_sites import budget_rows, load_rows, most_of_budget, served
 from lab.faults.networks import namespaces
 from lab.faults.networks.linked_sites import LinkedSites
 from lab.faults.networks.relay import QUEUE_S, Way
-from lab.faults.networks.two_sites import KV, MODES, MOVES, ONE, UNAWARE, TwoSites, add_link_flags
+from lab.faults.networks.two_sites import KV, MODES, MOVES, ONE, UNAWARE, TwoSites, add_link_flags, mode_names
 
 RATE = 1e6
 
@@ -124,6 +124,12 @@ def test_what_the_nodes_of_each_case_know_and_where_they_are():
     assert [two.node_flags(KV)[name][1] for name in two.names] == ["east", "east", "west", "west"]
     with pytest.raises(ValueError, match="two nodes or more"):
         sites("--nodes", "mixed=1")
+
+
+def test_a_case_that_does_not_exist_is_refused():
+    assert mode_names(",".join(MODES)) == ",".join(MODES)
+    with pytest.raises(ArgumentTypeError, match="'site' is none of one site, no sites"):
+        mode_names("one site,site")
 
 
 def test_requests_go_to_the_nodes_of_their_site_in_turn():
