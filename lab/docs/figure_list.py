@@ -330,6 +330,8 @@ FIGURES = (
             "first token p99": "first token, p99, s",
             "east to west": "east to west, MB",
             "west to east": "west to east, MB",
+            "KV over the link": "of it KV within its budget, MB",
+            "most KV in one window": "most of it in one window, of the budget",
             "requests": "requests",
         }
         | PAUSES

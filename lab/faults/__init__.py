@@ -8,8 +8,8 @@ Files:
                      one by request id
     cut_nodes        Cut one node off the network under load, and heal: no client error, the same tokens, nothing held
                      afterwards
-    cut_sites        Two sites over a slow link: what crosses it, what clients wait for, and the link cut under load
-                     and healed
+    cut_sites        Two sites over a link: what crosses it, what clients wait for, and the link cut under load and
+                     healed
     exhaustion       Silent connections and a full or frozen SSD tier under load: no client error, the same tokens,
                      nothing held
     faulty_disk.c    A disk that fails or freezes, below LMDB and the slot file

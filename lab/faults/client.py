@@ -162,6 +162,23 @@ async def each_once(
     return found
 
 
+async def each_at(
+    arrivals: Sequence[tuple[float, str]], bodies: Sequence[Body], name: str, api_key: str | None = None
+) -> list[Stream]:
+    """The result of every body, sent at its time to its node. arrivals: (seconds from now, URL) of each body."""
+    found = [Stream() for _ in bodies]
+    begin = time.monotonic()
+
+    async def one(number: int) -> None:
+        at_s, url = arrivals[number]
+        await asyncio.sleep(max(0.0, begin + at_s - time.monotonic()))
+        await stream(session, [url], bodies[number], f"{name}-{number}", found[number])
+
+    async with opened(api_key=api_key) as session:
+        await asyncio.gather(*(one(number) for number in range(len(bodies))))
+    return found
+
+
 async def stream(
     session: aiohttp.ClientSession,
     doors: Sequence[str],

@@ -1,20 +1,18 @@
-"""Two sites over a slow link: what crosses it, what clients wait for, and the link cut under load and healed.
+"""Two sites over a link: what crosses it, what clients wait for, and the link cut under load and healed.
 
     python scripts/faults.py cut-sites                        the embedded model, 2 nodes per site; as root
-    python scripts/faults.py cut-sites --delay-ms 5 --mbit-s 1000 --json out.json
+    python scripts/faults.py cut-sites --delay-ms 20 --mbit-s 200 --modes "sites,sites and KV" --json out.json
 
 Every node is a process in a network namespace; a relay in user space is the link between the two sites
-(lab/faults/networks/linked_sites.py): congestion control and CPU time of the relay belong to every figure. In each of
-three clusters all documents are asked for in the west first, then in the east:
+(lab/faults/networks/linked_sites.py): congestion control and CPU time of the relay belong to every figure. Each of the
+clusters of lab/faults/networks/two_sites.py gets the same requests at the same times (lab/loads/busy_site.py): both
+sites read the same documents, and most requests arrive in the west, so some of them move and their KV may follow. All
+clusters must return the same tokens. With KV some must cross (not with the tiny model, which computes a prompt sooner),
+and in no window of time may more of it come to a site than its budget allows.
 
-    no sites        the nodes know nothing of the link
-    sites           --site: requests may move, no KV
-    sites and KV    --site-link-limit-bytes, a part of the link
-
-Then, in the last one, clients of both sites send requests, the link drops everything for --cut-s, and heals. Each
-side must go on, every request must return the tokens of an undisturbed run, and in no window of time before the cut may
-more KV come to a site than its budget allows.
-Exit code 1 if a check failed, 3 if network namespaces are not available, with the reason.
+Then, in the last cluster, clients of both sites send requests, the link drops everything for --cut-s, and heals. Each
+side must go on, and every request must return the tokens of an undisturbed run. The link loses frames only when its
+queue is full, or cut. Exit code 1 if a check failed, 3 if network namespaces are not available, with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import ArgumentParser
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -30,25 +28,39 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cache.sites.budget import BURST_S
-from engine.observe.node_client import NodeClient
+from lab.ablations.live.loads import specs
 from lab.bench.common.results import Row
+from lab.bench.common.workload import Spec
 from lab.faults.checks import differences, form, pause_rows
-from lab.faults.client import Body, Load, Stream, each_once
+from lab.faults.client import Body, Load, Stream, each_at
 from lab.faults.networks.linked_sites import LinkedSites
+from lab.faults.networks.two_sites import (
+    EAST,
+    KV,
+    MODES,
+    SIDES,
+    UNAWARE,
+    WEST,
+    TwoSites,
+    add_link_flags,
+    add_load_flags,
+    crossed,
+    load_of,
+    mode_names,
+)
 from lab.faults.runner import EMBEDDED, TINY, Run, Scenario, add_model_flag, run
 from lab.flag_types import above_zero, positive
+from lab.launch import rest
 from lab.launch.cluster import LocalCluster
-from lab.launch.nodes import parse_nodes
+from lab.loads.trace import TraceRow
 
-NODES = "mixed=4"
+NODES = "mixed=2"
 QUICK_NODES = "mixed=2"
-EAST, WEST = "east", "west"
-MODES = ("no sites", "sites", "sites and KV")
 MOST_CUT_S = 60.0
 """A side that has answered nothing for so long after the cut will not."""
 
-LOOK_S = 0.2
-"""Between two looks at the bytes that have crossed."""
+LOOK_S = 0.5
+"""Between two looks at the bytes that have crossed: each asks every node."""
 
 Crossed = tuple[float, float, float]
 """Monotonic times before and after a look, and the bytes of KV that had come to a site since its start."""
@@ -59,50 +71,69 @@ T = TypeVar("T")
 def add_flags(parser: ArgumentParser) -> None:
     add_model_flag(parser, EMBEDDED)
     parser.add_argument("--nodes", default=NODES, help="mixed nodes: the first half is the east")
-    parser.add_argument("--modes", default=",".join(MODES), help="clusters of the comparison; the last one is cut")
-    parser.add_argument("--delay-ms", type=above_zero, default=20.0, help="one way")
-    parser.add_argument("--mbit-s", type=above_zero, default=200.0, help="bandwidth of the link in one direction")
-    parser.add_argument("--kv-share", type=above_zero, default=0.5, help="part of the bandwidth that KV may use")
-    parser.add_argument("--documents", type=positive, default=12)
-    parser.add_argument("--prompt-tokens", type=positive, default=600)
-    parser.add_argument("--tokens", type=positive, default=60, help="output tokens of each request")
-    parser.add_argument("--at-once", type=positive, default=4, help="requests at the same time in each round")
+    parser.add_argument(
+        "--modes", type=mode_names, default=",".join(MODES), help="clusters of the comparison; the last one is cut"
+    )
+    add_link_flags(parser)
+    add_load_flags(parser)
+    parser.add_argument("--cut-bodies", type=positive, default=8, help="different requests during the cut")
+    parser.add_argument("--prompt-tokens", type=positive, default=600, help="of each of them")
+    parser.add_argument("--tokens", type=positive, default=60, help="output tokens of each of them")
+    parser.add_argument("--at-once", type=positive, default=4, help="of them at the same time, of both sites together")
     parser.add_argument("--cut-s", type=above_zero, default=8.0)
 
 
 def play(this: Run) -> None:
-    args = this.args
-    names = [name for name, _ in parse_nodes(args.nodes)]
-    east, west = names[: len(names) // 2], names[len(names) // 2 :]
-    limit = int(args.kv_share * args.mbit_s * 1e6 / 8)
-    model = [*this.model_flags(), "--transport", "tcp", "--net", "local"]
-    for mode in args.modes.split(","):
-        of_node = {name: ["--site", EAST if name in east else WEST] for name in names} if mode != MODES[0] else {}
-        flags = [*model, "--site-link-limit-bytes", str(limit if mode == MODES[-1] else 0)]
+    args, sites = this.args, TwoSites.of(this.args)
+    rows = load_of(args).rows(args.seed)
+    prompts, model, expected = specs(rows, args.seed), this.model_flags(), list[Stream]()
+    modes = args.modes.split(",")
+    for mode in modes:
+        flags = [*model, *sites.flags(mode)]
         with (
-            LinkedSites(names, west, args.delay_ms, args.mbit_s) as network,
-            this.cluster(args.nodes, flags, role_flags=of_node, network=network) as cluster,
+            sites.network(mode) as network,
+            this.cluster(args.nodes, flags, role_flags=sites.node_flags(mode), network=network) as cluster,
         ):
-            bodies = this.bodies(cluster, args.documents, args.prompt_tokens, args.tokens, args.seed)
-            calm = this.calm(cluster, west[0], bodies, args.at_once)
-            url, key = cluster[east[0]].url, cluster.api_key
-            again, looks = asyncio.run(_watched(cluster, east, each_once(url, bodies, "again", key, args.at_once)))
-            this.wrong += differences(mode, calm, again)
-            this.rows += round_rows(mode, again, network.link_bytes())
-            if mode == MODES[-1]:
-                doors = cluster[east[0]].url, cluster[west[0]].url
-                loads, (cut_at, healed_at), healed_s = asyncio.run(_cut(this, cluster, network, bodies, doors))
-                for side, load in zip((EAST, WEST), loads, strict=True):
-                    case = f"link cut, clients in the {side}"
-                    this.judge(case, cluster, calm, load)
-                    this.rows += pause_rows(case, load.streams, cut_at)
-                    if not served(load.streams, cut_at, healed_at):
-                        this.wrong.append(f"the {side} answered nothing that was asked during the cut")
-                this.rows.append(Row(mode, "heal to one cluster", "s", healed_s))
-                this.rows.append(Row(mode, "KV over the link", "MB", _crossed(cluster, names) / 1e6))
-                this.rows.append(Row(mode, "most KV in one window", "of the budget", most_of_budget(looks, limit)))
-                if most_of_budget(looks, limit) > 1.0:
-                    this.wrong.append(f"more KV came to the {EAST} than the budget of {limit} bytes/s lets begin")
+            found, looks = asyncio.run(_watched(cluster, sites, _load(cluster, sites, rows, prompts)))
+            expected = expected or found
+            this.wrong += differences(mode, expected, found)
+            this.rows += load_rows(mode, found, network.link_bytes())
+            if mode == KV:
+                kv_rows, wrong = budget_rows(mode, looks, sites.budget_bytes_s, args.model != TINY)
+                this.rows += kv_rows
+                this.wrong += wrong
+            if mode == modes[-1]:
+                _cut_under_load(this, mode, cluster, network, sites)
+
+
+def _load(
+    cluster: LocalCluster, sites: TwoSites, rows: Sequence[TraceRow], prompts: Sequence[Spec]
+) -> Coroutine[Any, Any, list[Stream]]:
+    """The requests of all clusters, each at its time and its site."""
+    name = rest.get(f"{cluster.nodes[0].url}/v1/models", cluster.api_key)["data"][0]["id"]
+    bodies: list[Body] = [
+        {"model": name, "prompt": one.token_ids, "max_tokens": one.output_len, "ignore_eos": True, "temperature": 0}
+        for one in prompts
+    ]
+    doors = sites.doors(cluster, [row.site for row in rows])
+    arrivals = [(one.at_s, url) for one, url in zip(prompts, doors, strict=True)]
+    return each_at(arrivals, bodies, "load", cluster.api_key)
+
+
+def _cut_under_load(this: Run, mode: str, cluster: LocalCluster, network: LinkedSites, sites: TwoSites) -> None:
+    args = this.args
+    bodies = this.bodies(cluster, args.cut_bodies, args.prompt_tokens, args.tokens, args.seed)
+    east, west = (sites.at(side)[0] for side in SIDES)
+    calm = this.calm(cluster, west, bodies, args.at_once)
+    doors = cluster[east].url, cluster[west].url
+    loads, (cut_at, healed_at), healed_s = asyncio.run(_cut(this, cluster, network, bodies, doors))
+    for side, load in zip(SIDES, loads, strict=True):
+        case = f"link cut, clients in the {side}"
+        this.judge(case, cluster, calm, load)
+        this.rows += pause_rows(case, load.streams, cut_at)
+        if not served(load.streams, cut_at, healed_at):
+            this.wrong.append(f"the {side} answered nothing that was asked during the cut")
+    this.rows.append(Row(mode, "heal to one cluster", "s", healed_s))
 
 
 def _goes_on(load: Load, begin: float, end: float) -> bool:
@@ -128,11 +159,31 @@ def most_of_budget(looks: Sequence[Crossed], limit: float) -> float:
     return max(shares)
 
 
-def round_rows(mode: str, streams: Sequence[Stream], link: tuple[int, int]) -> list[Row]:
-    """First tokens of the second round, and what has crossed the link since the start in both rounds."""
+def budget_rows(
+    mode: str, looks: Mapping[str, Sequence[Crossed]], limit: float, pays: bool = True
+) -> tuple[list[Row], list[str]]:
+    """(the KV that came over the link, and its most in one window, of the site where that is most; what is wrong).
+    looks: of each side; pays: whether KV must have crossed."""
+    nbytes = sum(ones[-1][2] - ones[0][2] for ones in looks.values())
+    shares = {side: most_of_budget(ones, limit) for side, ones in looks.items()}
+    wrong = [
+        f"{mode}: more KV came to the {side} than the budget of {limit:.0f} bytes/s lets begin"
+        for side, most in shares.items()
+        if most > 1.0
+    ]
+    if pays and not nbytes:
+        wrong.append(f"{mode}: no KV crossed the link, so its budget is not tested")
+    most = Row(mode, "most KV in one window", "of the budget", max(shares.values()), limits={"most": 1.0})
+    return [Row(mode, "KV over the link", "MB", nbytes / 1e6), most], wrong
+
+
+def load_rows(mode: str, streams: Sequence[Stream], link: tuple[int, int]) -> list[Row]:
+    """First tokens of the load, and what has crossed the link since the start."""
     waits = [one.at[0] - one.begun for one in streams if one.at]
     p50, p99 = (float(np.percentile(waits, share)) if waits else float("nan") for share in (50, 99))
     return [
+        Row(mode, "requests", "", float(len(streams))),
+        Row(mode, "errors", "", float(sum(bool(one.error) for one in streams)), limits={"goal": 0.0}),
         Row(mode, "first token p50", "s", p50),
         Row(mode, "first token p99", "s", p99),
         Row(mode, "east to west", "MB", link[0] / 1e6),
@@ -166,15 +217,17 @@ async def _cut(
 
 
 async def _watched(
-    cluster: LocalCluster, names: Collection[str], work: Coroutine[Any, Any, T]
-) -> tuple[T, list[Crossed]]:
-    """The result of `work`, and looks at what these nodes had read from other sites: before it, during it, after it."""
-    looks: list[Crossed] = []
+    cluster: LocalCluster, sites: TwoSites, work: Coroutine[Any, Any, T]
+) -> tuple[T, dict[str, list[Crossed]]]:
+    """The result of `work`, and looks at what the nodes of each side had read from the other one: before it, during it,
+    after it."""
+    looks: dict[str, list[Crossed]] = {side: [] for side in SIDES}
 
     async def look() -> None:
-        begin = time.monotonic()
-        crossed = await asyncio.to_thread(_crossed, cluster, names)
-        looks.append((begin, time.monotonic(), crossed))
+        for side in SIDES:
+            begin = time.monotonic()
+            nbytes = await asyncio.to_thread(crossed, cluster, sites.at(side))
+            looks[side].append((begin, time.monotonic(), nbytes))
 
     async def keep_looking() -> None:
         while True:
@@ -193,14 +246,6 @@ async def _watched(
     return done, looks
 
 
-def _crossed(cluster: LocalCluster, names: Collection[str]) -> float:
-    """Bytes of KV that these nodes have read from the other site."""
-    nodes = [cluster[name] for name in names]
-    found = [NodeClient(node.url, cluster.api_key).text("/metrics").splitlines() for node in nodes]
-    counters = [line for lines in found for line in lines if line.startswith("mooncake:site_link_bytes_total{")]
-    return sum(float(line.split()[-1]) for line in counters)
-
-
 main = partial(
     run,
     Scenario(
@@ -209,9 +254,12 @@ main = partial(
         play,
         quick={
             "nodes": QUICK_NODES,
-            "modes": f"{MODES[0]},{MODES[-1]}",
+            "modes": f"{UNAWARE},{KV}",
             "model": TINY,
-            "documents": 4,
+            "arena_mb": 2,
+            "pool_mb": 32,
+            "requests": 40,
+            "cut_bodies": 4,
             "prompt_tokens": 200,
             "tokens": 40,
             "cut_s": 5.0,

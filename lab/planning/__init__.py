@@ -14,6 +14,8 @@ Files:
     roofline         When reuse and disaggregation pay, for a model on given hardware; and what this machine reaches
     validate         The simulator against real nodes: a step model is fitted to recorded steps, then both get the
                      same requests
+    validate_sites   Two sites, live and simulated: the same requests over a real link and through the simulator's
+                     sites
 """
 
 PLANS = {
@@ -25,5 +27,6 @@ PLANS = {
     "plan": "lab.planning.command",
     "roofline": "lab.planning.roofline",
     "validate": "lab.planning.validate",
+    "validate-sites": "lab.planning.validate_sites",
 }
 """Name on the command line (scripts/plan.py, and scripts/tools.py among others) -> module whose main() runs it."""

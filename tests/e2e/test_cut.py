@@ -14,10 +14,10 @@ from lab.faults.runner import UNAVAILABLE
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def play(name: str, out: Path) -> dict[tuple[str, str], float]:
+def play(name: str, out: Path, *flags: str) -> dict[tuple[str, str], float]:
     """The rows of a scenario by case and metric. In a process of its own: it enters a network namespace for good."""
-    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), name, "--quick", "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), name, *(flags or ["--quick"]), "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode == UNAVAILABLE:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -39,3 +39,15 @@ def test_two_sites_cut_off_from_each_other_both_go_on(tmp_path: Path):
     there = ("no sites", "sites and KV")
     moved = [rows[mode, "east to west"] + rows[mode, "west to east"] for mode in there]
     assert moved[1] < moved[0], "nodes that know the link hand no KV over it"
+
+
+@pytest.mark.heavy
+def test_kv_of_the_embedded_model_crosses_the_link_within_its_budget(tmp_path: Path):
+    """The scenario itself fails if no KV crosses, if more than the budget does, or if a cluster has other tokens."""
+    sizes = ("--requests", "40", "--rate", "1", "--documents", "12", "--cut-bodies", "4", "--cut-s", "4")
+    rows = play("cut-sites", tmp_path / "sites.json", "--modes", "one site,sites and KV", *sizes)
+    assert rows["sites and KV", "KV over the link"] > 0
+    assert rows["sites and KV", "most KV in one window"] <= 1
+    assert rows["one site", "errors"] == rows["sites and KV", "errors"] == 0
+    of_one = rows["one site", "east to west"] + rows["one site", "west to east"]
+    assert of_one < 0.1, "nodes of one site use no link"

@@ -30,10 +30,10 @@ class Fetches:
         return 1 / left if left > 0 else self.ssd_bytes_s
 
 
-def fetches(url: str, outcomes: Sequence[Outcome], block_tokens: int) -> Fetches:
-    """url: of the node that accepted them; it remembers the last requests. Raises RestError."""
+def fetches(url: str, outcomes: Sequence[Outcome], block_tokens: int, api_key: str | None = None) -> Fetches:
+    """url: of a node of their cluster; nodes remember the last requests. Raises RestError."""
     ids = [one.request_id for one in outcomes if one.error is None]
-    records = [rest.get(f"{url}/live/requests/{name}") for name in ids]
+    records = [rest.get(f"{url}/live/requests/{name}", api_key) for name in ids]
     return summed((event["detail"] for record in records for event in fetched_of(record)), block_tokens)
 
 
@@ -42,10 +42,11 @@ def fetched_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def summed(details: Iterable[Mapping[str, Any]], block_tokens: int) -> Fetches:
-    """details: of the events `prefix_fetched`. What came from the arena of another node is none from the pool."""
+    """details: of the events `prefix_fetched`. What came from the arena of another node or over
+    the link from another site is none from the pool."""
     tokens, spent, count = {"dram": 0, "ssd": 0}, {"dram": [0.0, 0.0], "ssd": [0.0, 0.0]}, 0
     for detail in details:
-        if ARENA in detail["tiers"]:
+        if ARENA in detail["tiers"] or "site" in detail:
             continue
         count += 1
         tiers = {tier: blocks for tier, blocks in detail["tiers"].items() if blocks}

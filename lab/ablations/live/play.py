@@ -14,7 +14,7 @@ from lab.ablations.live.loads import VOCABULARY
 from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
-from lab.launch.cluster import LocalCluster, Processes
+from lab.launch.cluster import LocalCluster, Network, Processes, Where
 from lab.launch.nodes import pin
 from lab.simulator.result import spread
 
@@ -35,7 +35,12 @@ class Played:
 
 @contextmanager
 def pinned(
-    nodes: str, flags: Sequence[str], run_dir: Path, role_flags: Mapping[str, Sequence[str]] | None = None
+    nodes: str,
+    flags: Sequence[str],
+    run_dir: Path,
+    role_flags: Mapping[str, Sequence[str]] | None = None,
+    network: Network | None = None,
+    api_key: str | None = None,
 ) -> Iterator[LocalCluster]:
     """A cluster whose i-th node has one thread on the i-th core, modulo the number of cores. The client, this process,
     uses the remaining cores, or all cores if none remains."""
@@ -47,6 +52,8 @@ def pinned(
         run_dir=run_dir,
         role_flags=role_flags,
         processes=Processes({"OMP_NUM_THREADS": "1"}),
+        where=Where(network=network),
+        api_key=api_key,
     )
     with one as cluster:
         try:
@@ -64,20 +71,26 @@ def doors(cluster: LocalCluster) -> list[str]:
 
 
 def play(
-    urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None] = lambda: None, warm: bool = False
+    urls: Sequence[str],
+    specs: Sequence[Spec],
+    on_done: Callable[[], None] = lambda: None,
+    warm: bool = False,
+    places: Sequence[int] | None = None,
 ) -> Played:
-    """Send every spec at its time, to the doors in turn. warm: first send one request through each door. Raises
-    Unreachable."""
-    return asyncio.run(_play(urls, specs, on_done, warm))
+    """Send every spec at its time, to the doors in turn, or to the door that `places` gives for it. warm: first send
+    one request through each door. Raises Unreachable."""
+    return asyncio.run(_play(urls, specs, on_done, warm, places or [i % len(urls) for i in range(len(specs))]))
 
 
-async def _play(urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None], warm: bool) -> Played:
+async def _play(
+    urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None], warm: bool, places: Sequence[int]
+) -> Played:
     async with open_session() as session:
         clients = [await greedy_client(session, "node", url) for url in urls]
         if warm:
             await warm_up(clients)
         deadline_s = max(spec.at_s for spec in specs) + PATIENCE_S
-        parts = [list(range(i, len(specs), len(urls))) for i in range(len(urls))]
+        parts = [[i for i, place in enumerate(places) if place == door] for door in range(len(urls))]
         runs = await asyncio.gather(
             *(
                 client.run([specs[i] for i in part], None, deadline_s, on_done)

@@ -8,4 +8,6 @@ Files:
                         netem
     silent_connections  A flood of TCP connections that never finish what they begin, opened again when the other side
                         closes them
+    two_sites           Nodes of two sites, and what they know of the link between them: the cases of cut-sites and
+                        validate-sites
 """

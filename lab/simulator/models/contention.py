@@ -4,7 +4,8 @@ or the two threads of one core."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 
 class Sharing(Protocol):
@@ -25,20 +26,28 @@ class Contention:
             raise ValueError(f"--contention must not be negative, got {factor}")
         self._factor, self._nodes = factor, nodes
         self._computing = [False] * len(nodes)
+        self._first = 0
+
+    def of_those_from(self, first: int) -> Self:
+        """The same machine, for a cluster whose node 0 is node `first` here."""
+        made = copy(self)  # it shares the list of those that compute
+        made._first = self._first + first
+        return made
 
     def slowness(self, index: int) -> float:
         """The factor of a step of that node that begins now."""
         if not self._factor:
             return 1.0
-        others = sum(self._computing) - self._computing[index]
+        others = sum(self._computing) - self._computing[self._first + index]
         return 1.0 + self._factor * (others > 0)
 
     def changed(self, index: int) -> None:
         """That node may have started or stopped computing."""
-        now = self._nodes[index].computing
-        if not self._factor or now == self._computing[index]:
+        own = self._first + index
+        now = self._nodes[own].computing
+        if not self._factor or now == self._computing[own]:
             return
-        self._computing[index] = now
+        self._computing[own] = now
         for other, node in enumerate(self._nodes):
-            if other != index:
+            if other != own:
                 node.disturb()

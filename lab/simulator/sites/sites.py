@@ -10,6 +10,7 @@ from lab.loads.trace import TraceRow
 from lab.simulator.cluster import job_of
 from lab.simulator.config import SimConfig
 from lab.simulator.job import Job
+from lab.simulator.models.contention import Contention
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.step_models import StepModel
@@ -32,6 +33,11 @@ class Sites:
         ]
         for site in self.sites:
             site.others = [other for other in self.sites if other is not site]
+        # With --contention the nodes of all sites are on one machine, as those of a live test are.
+        machine, first = Contention(config.contention, [node for site in self.sites for node in site.nodes]), 0
+        for site in self.sites:
+            site.contention = machine.of_those_from(first)
+            first += len(site.nodes)
         self.jobs: list[Job] = []
         self.moved = 0
         self._by_name = {site.name: site for site in self.sites}

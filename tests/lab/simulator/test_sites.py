@@ -166,3 +166,19 @@ def test_rules_that_cannot_be_are_refused(wrong, why):
 def test_pools_without_homes_are_refused(wrong):
     with pytest.raises(ValueError, match="pool-model real"):
         Sites(replace(EACH, **wrong), FAST)
+
+
+def test_sites_on_one_machine_slow_each_other_down():
+    config = replace(EACH, prefill=0, decode=0, mixed=1)
+    apart = replace(FAST, moves=False, kv="none")
+
+    def finished(contention: float, rows: list[TraceRow]) -> list[float]:
+        return [job.finished for job in played(rows, apart, replace(config, contention=contention)).jobs]
+
+    first, second = document(0.0, 0, blocks=8), document(0.05, 1, blocks=8)
+    alone = finished(0.0, [first])
+    assert finished(1.0, [first]) == alone, "the other site computes nothing"
+    both = finished(0.0, [first, second])
+    assert both[0] == alone[0]
+    slow = finished(1.0, [first, second])
+    assert slow[0] > both[0] and slow[1] > both[1]

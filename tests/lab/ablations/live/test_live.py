@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from lab.ablations import command as ablate
 from lab.ablations.common.ablation import Estimated
 from lab.ablations.common.metrics import COSTS
 from lab.ablations.live import overload
+from lab.ablations.live import play as live_play
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.fetches import Fetches, summed
 from lab.ablations.live.loads import LIVE_BLOCK, Shape, requests, scaled, specs
@@ -31,6 +33,7 @@ from lab.ablations.live.table import DEFAULT_REASON, LIVE, why_not
 from lab.ablations.live.twin import base_model, simulate, twin
 from lab.ablations.simulated import ABLATIONS
 from lab.bench.common.client import Outcome
+from lab.bench.common.workload import Spec
 from lab.formulas.bisect import Tried
 from lab.launch import rest
 from lab.loads.trace import TraceRow
@@ -165,9 +168,32 @@ def test_fetches_by_tier_and_their_rates():
     assert (found.dram_bytes_s, found.ssd_bytes_s) == (200.0, 50.0), "a fetch from both tells neither"
     assert found.ssd_alone_bytes_s == pytest.approx(1 / (1 / 50 - 1 / 200))
     assert summed([fetched(400, 2.0, dram=4), fetched(900, 1.0, arena=9)], 16) == Fetches(1, 64, 0, 200.0, 0.0)
+    far = fetched(900, 9.0, dram=9) | {"site": "east"}
+    assert summed([fetched(400, 2.0, dram=4), far], 16) == Fetches(1, 64, 0, 200.0, 0.0), "over a link, not the pool"
     assert summed([], 16) == Fetches(0, 0, 0, 0.0, 0.0) and summed([], 16).ssd_alone_bytes_s == 0.0
     only = summed([fetched(200, 4.0, ssd=2)], 16)
     assert only.ssd_alone_bytes_s == 50.0 and only.dram_bytes_s == 0.0
+
+
+def test_requests_go_to_their_doors_and_outcomes_keep_their_order(monkeypatch):
+    class Door:
+        def __init__(self, url: str) -> None:
+            self.url, self.server = url, SimpleNamespace(config=None)
+
+        async def run(self, specs, max_concurrency, deadline_s, on_done):
+            return [Outcome(request_id=f"{self.url}{spec.output_len}") for spec in specs], 1.0
+
+    async def door(session, name, url):
+        return Door(url)
+
+    monkeypatch.setattr(live_play, "greedy_client", door)
+    wanted = [Spec([1], number) for number in range(4)]
+
+    def asked(places: list[int] | None) -> list[str]:
+        return [one.request_id for one in live_play.play(["a", "b"], wanted, places=places).outcomes]
+
+    assert asked(None) == ["a0", "b1", "a2", "b3"]
+    assert asked([1, 1, 0, 1]) == ["b0", "b1", "a2", "b3"]
 
 
 def test_who_had_the_cores():
