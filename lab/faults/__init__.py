@@ -51,6 +51,7 @@ FAULTS = {
     "migrations": "lab.faults.migrations",
     "put-histories": "lab.faults.put_histories",
     "ranks": "lab.faults.ranks",
+    "ranks-soak": "lab.faults.soak.busy_ranks",
     "role-changes": "lab.faults.role_changes",
     "rolling-restart": "lab.faults.rolling_restart",
     "soak": "lab.faults.soak.command",
