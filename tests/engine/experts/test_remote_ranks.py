@@ -158,7 +158,9 @@ def test_loads_are_balanced_with_a_rank_elsewhere(saved):
     path = saved("qwen3moe")
     flags: dict[str, Any] = {"expert_remote_ranks": 1, "num_redundant_experts": 2, "expert_balance_steps": 2}
     with ranks(path, **flags) as made, joins(port_of(made)):
+        assert made.processes._hosts() == [None, "of rank 1"]
         all_here(made)
+        assert made.processes._hosts() == [None, None]  # it is a process of this host
         loads = [900, 5, 5, 800, 5, 5]
         made.group.counts[:] = torch.tensor(loads)
         before = made.group.placement
