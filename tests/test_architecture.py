@@ -71,6 +71,7 @@ PURE = (
     "engine.core.kv_ready",
     "engine.experts.placing.balance",
     "engine.experts.placing.eplb",
+    "engine.experts.placing.hosts",
     "engine.experts.joining",
     "engine.experts.placing.placement",
     "engine.model.experts.losses",

@@ -27,6 +27,7 @@ from engine.config.net_options import open_expert_door
 from engine.experts.group import ExpertGroup, LossRule
 from engine.experts.loading import LOADING, Checkpoint, Start, fill
 from engine.experts.placing.balance import Balance
+from engine.experts.placing.hosts import Hosts
 from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, first_of, plan_of
 from engine.experts.remote_ranks import NOT_YET, RemoteRanks
@@ -89,6 +90,10 @@ class ExpertProcesses:
         if not self.plan.shared:
             fill(Duty(0, self.plan, self.placement), self._source, self.shares, cache)
 
+    def _hosts(self) -> Hosts:
+        """Of all ranks."""
+        return [None] * self.plan.local + ([] if self.remote is None else self.remote.hosts())
+
     def join(self) -> ExpertGroup:
         """Wait until the others of this host have loaded. Ranks of other hosts may come later: until then they are
         masked. Raises ModelError with the error of one of them."""
@@ -101,7 +106,7 @@ class ExpertProcesses:
         parts = self.plan, self.placement, self._desks, self.shares, self._bell, rule, absent
         self.group = ExpertGroup(*parts)
         if config.expert_balance_steps:
-            self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas)
+            self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas, self._hosts)
         if self.group.mover is not None:
             self.group.mover.checkpoint = Checkpoint(self.plan, self._source)
         if self.remote is not None:

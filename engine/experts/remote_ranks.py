@@ -56,13 +56,20 @@ AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class _Guest:
-    """A connection that has a place. `desk`: once it is ready. `beats`: of a near desk, and since when there were no
-    others, by the monotonic clock, as was seen last."""
+    """A connection that has a place. `host`: as `host_of` says. `desk`: once it is ready. `beats`: of a near desk, and
+    since when there were no others, by the monotonic clock, as was seen last."""
 
     instance: str
     wire: FrameSocket
+    host: str | None
     desk: RemoteDesk | NearDesk | None = None
     beats: tuple[int, float] = (-1, 0.0)
+
+
+def host_of(sock: socket.socket) -> str | None:
+    """The address of the other side's host; None if it is this one."""
+    peer: str = sock.getpeername()[0]
+    return None if peer == sock.getsockname()[0] else peer
 
 
 class _Waiting:
@@ -122,6 +129,13 @@ class RemoteRanks:
         """The ranks of other hosts, all of which come after `begin`."""
         return dict.fromkeys(range(self._first.plan.local, self._first.plan.least), NOT_YET)
 
+    def hosts(self) -> list[str | None]:
+        """Of the ranks that join. One that is not here counts as alone on its host."""
+        plan = self._first.plan
+        with self._lock:
+            there = {rank: guest.host for rank, guest in self._guests.items()}
+        return [there.get(rank, f"of rank {rank}") for rank in range(plan.local, plan.ranks)]
+
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         with self._lock:
@@ -168,6 +182,7 @@ class RemoteRanks:
     def _serve(self, sock: socket.socket, waiting: _Waiting) -> None:
         try:
             peer = spelled(sock.getpeername())
+            host = host_of(sock)
             ring = None if self._key is None else self._key.ring()
             wire = FrameSocket.accepted(sock, ring, SILENCE_S, JOIN_S)
             joining = bodies.decode(Joining, wire.frame().header.get("join"))
@@ -177,7 +192,7 @@ class RemoteRanks:
             sock.close()
             return
         try:
-            self._join(wire, joining, peer, waiting)
+            self._join(wire, joining, peer, host, waiting)
         except (OSError, ModelError) as error:
             log.warning("the process at %s that joined the ranks of the experts is lost: %s", peer, error)
         finally:
@@ -185,13 +200,13 @@ class RemoteRanks:
                 self._leave(wire)
                 wire.close()
 
-    def _join(self, wire: FrameSocket, joining: Joining, peer: str, waiting: _Waiting) -> None:
+    def _join(self, wire: FrameSocket, joining: Joining, peer: str, host: str | None, waiting: _Waiting) -> None:
         if (reason := refusal(joining, self._source.fingerprint, self._first.plan)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
             return
         self._begun.wait()
-        rank = self._take_place(wire, joining)
+        rank = self._take_place(wire, joining, host)
         if rank is None:
             which = f"rank {joining.rank} has its process" if joining.shared else "all ranks have their processes"
             wire.send({"refused": which, "again": True})
@@ -242,7 +257,7 @@ class RemoteRanks:
             raise
         return region
 
-    def _take_place(self, wire: FrameSocket, joining: Joining) -> int | None:
+    def _take_place(self, wire: FrameSocket, joining: Joining, host: str | None) -> int | None:
         """The rank of this connection from now on; None if all are taken. A process that connects again has lost its
         earlier connection, also if this host has not noticed: it is asked to come again, when it has."""
         plan = self._first.plan
@@ -258,7 +273,7 @@ class RemoteRanks:
                 return None
             free = [rank for rank in free if rank < plan.least] or free
             rank = joining.rank if joining.rank in free else free[0]
-            self._guests[rank] = _Guest(joining.instance, wire)
+            self._guests[rank] = _Guest(joining.instance, wire, host)
             return rank
 
     @staticmethod

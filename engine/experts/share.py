@@ -5,7 +5,10 @@
     gate_up_bias    [layers, slots, 2 * expert size], of models with biases (gpt-oss)
     down_bias       [layers, slots, H]
 
-The products read this memory as it is. A slot changes its expert when its bytes are replaced, between two rounds.
+The products read this memory as it is: torch's grouped product of all slots, without a copy. The kernels of
+engine/model/ops/cpu.py are faster, but read packed weights. Here the bytes must stay as a checkpoint has them: other
+ranks copy them while experts move, also ranks elsewhere, whose CPUs pack otherwise, and a packed copy of each expert
+would double the memory. A slot changes its expert when its bytes are replaced, between two rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +46,15 @@ class Share:
             self._parts.append(every[: math.prod(whole)].view(whole))
             every = every[math.prod(whole) :]
         self.gate_up, self.down = self._parts[:2]
+        # torch's grouped product needs rows and matrices that begin at multiples of 16 bytes.
+        matrices = self.gate_up, self.down
+        self._grouped = not any(part.element_size() * part.shape[-1] % 16 or part.data_ptr() % 16 for part in matrices)
         self._staged: dict[tuple[int, int], list[Tensor]] = {}
+
+    @property
+    def slots(self) -> int:
+        """Experts in each layer."""
+        return self._plan.slots
 
     def put(self, layer: int, slot: int, kind: str, weight: Tensor) -> None:
         """`weight` [out, in] or [out] of any float type; kind: of `kinds`."""
@@ -86,8 +97,21 @@ class Share:
     def drop_staged(self) -> None:
         self._staged.clear()
 
+    def experts(self, layer: int, x: Tensor, ends: Tensor) -> Tensor:
+        """x [rows, H], sorted by slot -> [rows, H]. `ends` [slots] int32: the row behind the last one of each slot."""
+        if not self._grouped:
+            parts = x.tensor_split(ends[:-1].tolist())
+            return torch.cat([self.expert(layer, slot, part) for slot, part in enumerate(parts) if len(part)])
+        inner = F.grouped_mm(x, self.gate_up[layer].transpose(1, 2), offs=ends)
+        if not self._plan.biased:
+            return F.grouped_mm(self._acted(*inner.chunk(2, dim=-1)), self.down[layer].transpose(1, 2), offs=ends)
+        slots = torch.arange(len(ends)).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
+        of_inner, of_out = (part[layer][slots] for part in self._parts[2:])
+        acted = self._acted(*(inner + of_inner).chunk(2, dim=-1))
+        return F.grouped_mm(acted, self.down[layer].transpose(1, 2), offs=ends) + of_out
+
     def expert(self, layer: int, slot: int, x: Tensor) -> Tensor:
-        """x [rows, H] -> [rows, H]."""
+        """x [rows, H] -> [rows, H], of one slot."""
         inner = F.linear(x, self.gate_up[layer, slot], self._bias(2, layer, slot))
         return F.linear(self._acted(*inner.chunk(2, dim=-1)), self.down[layer, slot], self._bias(3, layer, slot))
 

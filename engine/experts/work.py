@@ -19,6 +19,8 @@ from net.rounds.desk import Desk
 from net.rounds.layout import PAGE, TYPES
 
 COMPUTE, STAGE, COMMIT, TAKE = 0, 1, 2, 3
+MOST_PAIRS = 4096
+"""Rows of one grouped product: those of a long prompt are not copied all at once."""
 
 
 class Work:
@@ -60,16 +62,17 @@ class Work:
         x, tokens = (self._x(rows), None) if given is None else given
         slots = self._pair_slots[:pairs]
         order = slots.argsort(stable=True)
+        ends = slots.bincount(minlength=self._share.slots).cumsum(0)
         of_row = self._pair_rows[:pairs][order]
         weight = self._pair_weights[:pairs][order, None]
         total = torch.zeros(rows, self._desk.layout.hidden)
-        begin = 0
-        for slot, count in enumerate(slots.bincount().tolist()):
-            if count:
-                chosen = of_row[begin : begin + count]
-                out = self._share.expert(layer, slot, x[chosen if tokens is None else tokens[chosen]])
-                total.index_add_(0, chosen, out.float() * weight[begin : begin + count])
-                begin += count
+        for begin in range(0, pairs, MOST_PAIRS):
+            part = slice(begin, min(begin + MOST_PAIRS, pairs))
+            chosen = of_row[part]
+            given_rows = x[chosen if tokens is None else tokens[chosen]]
+            of_part = (ends - begin).clamp(0, len(chosen)).to(torch.int32)
+            out = self._share.experts(layer, given_rows, of_part)
+            total.index_add_(0, chosen, out.float() * weight[part])
         self._answer[:rows].copy_(total)
 
     def put_moves(self, moves: list[tuple[int, int, int]]) -> None:

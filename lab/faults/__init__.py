@@ -24,10 +24,10 @@ Files:
                      of a cut
     put_histories    Clients put the same keys concurrently, in calm and across a cut: checks their reads against
                      docs/store.md
-    rank_changes     Ranks with experts that join and leave while a node serves, and ranks that two nodes share: parts
-                     of ranks.py
-    ranks            Ranks with experts that are killed, stopped and continued under load: who notices, and what it
-                     costs
+    rank_changes     Ranks with experts that are cut off, that join and leave, or that two nodes share: parts of
+                     ranks.py
+    ranks            Ranks with experts that are killed, stopped, cut off and continued under load: who notices, and
+                     what it costs
     role_changes     Nodes that change between prefill and decode under a load that changes its nature: no request
                      fails, equal tokens
     rolling_restart  Restart every node of a local cluster in turn, under load, and count the requests that failed
@@ -36,7 +36,8 @@ Files:
     stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again: nothing
                      stays held
     tiny             A model that loads immediately, for benchmarks of everything except the model
-    networks/        Networks of faults: nodes in namespaces, slow links between sites, and floods of connections
+    networks/        Networks of faults: nodes in namespaces, slow links between sites, cut connections, and floods of
+                     them
     soak/            Nodes for a long time, under load and under faults
 """
 
@@ -50,6 +51,7 @@ FAULTS = {
     "migrations": "lab.faults.migrations",
     "put-histories": "lab.faults.put_histories",
     "ranks": "lab.faults.ranks",
+    "ranks-soak": "lab.faults.soak.busy_ranks",
     "role-changes": "lab.faults.role_changes",
     "rolling-restart": "lab.faults.rolling_restart",
     "soak": "lab.faults.soak.command",

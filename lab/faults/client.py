@@ -30,6 +30,7 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     at: list[float] = field(default_factory=list)  # monotonic, of each token
     reconnects: int = 0
+    dropped_experts: int = 0  # results of experts that the answer did without, as its usage says
     error: str = ""
 
     def longest_gap(self, since: float) -> float:
@@ -61,7 +62,8 @@ class Load:
 
         async with Load([url], bodies, "round") as load: ...
 
-    They start with the block. Its end waits for the running requests.
+    They start with the block. Its end waits for the running requests. A client whose request failed pauses before its
+    next one.
 
     doors     URLs for requests: the first door, after a loss the next one
     given     the bodies: client n sends the bodies n, n + clients, ... in turn
@@ -127,12 +129,14 @@ class Load:
     async def _client(self, number: int) -> None:
         turn = number
         while True:
-            await self._request(turn % len(self.given), f"{self.name}-{turn}")
+            one = await self._request(turn % len(self.given), f"{self.name}-{turn}")
             if self._over:
                 return
+            if one.error:
+                await asyncio.sleep(REFUSED_S)
             turn += len(self._tasks)
 
-    async def _request(self, body: int, request_id: str) -> None:
+    async def _request(self, body: int, request_id: str) -> Stream:
         one = Stream()
         doors, attempts = self.doors, RECONNECTS
         if self.in_turn:
@@ -143,7 +147,7 @@ class Load:
         if self.insists and not one.tokens and one.error.startswith(("503:", "429:")):
             self.refused += 1
             self.requests = [pair for pair in self.requests if pair[1] is not one]
-            await asyncio.sleep(REFUSED_S)
+        return one
 
 
 async def each_once(
@@ -189,7 +193,7 @@ async def stream(
 ) -> None:
     """Post to the first door, after a loss to the next one. `into` fills as tokens arrive; an error from the API ends
     it. A stream that has tokens already continues behind them."""
-    body = body | {"stream": True, "return_token_ids": True}
+    body = body | {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
     into.begun = into.begun or time.monotonic()
     lost = ""
     for attempt in range(attempts):
@@ -224,7 +228,9 @@ async def _read(answer: aiohttp.ClientResponse, into: Stream) -> bool:
         if "error" in event:
             into.error = str(event["error"])
             return True
-        for token in event["choices"][0].get("token_ids") or []:
-            into.tokens.append(token)
-            into.at.append(time.monotonic())
+        into.dropped_experts += (event.get("usage") or {}).get("dropped_experts", 0)  # in the last event only
+        for choice in event["choices"]:
+            for token in choice.get("token_ids") or []:
+                into.tokens.append(token)
+                into.at.append(time.monotonic())
     return False

@@ -1,4 +1,4 @@
-"""Ranks with experts that join and leave while a node serves, and ranks that two nodes share: parts of ranks.py."""
+"""Ranks with experts that are cut off, that join and leave, or that two nodes share: parts of ranks.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Self
 from lab.bench.common.results import Row
 from lab.faults.checks import GOAL_S, pause_rows
 from lab.faults.client import Body, Load, Stream
+from lab.faults.networks.tcp_way import Way
 from lab.faults.runner import Run
 from lab.foreign.common.processes import free_port
 from lab.launch import rest
@@ -25,7 +26,38 @@ POLL_S = 0.1
 LEAST = 2
 """Ranks that the node has at the least; both are on its host."""
 MOST = 4
-SHARED = 2
+
+
+def play_cut(this: Run, model: Sequence[str]) -> None:
+    """The last rank joins over TCP, and has its weights from the node. Its connection is cut under load: for a while,
+    after which it goes on, and until the node gives it up, after which the rank connects again."""
+    port, remote, stop_s = free_port(), this.args.ranks - 1, this.args.stop_s
+    flags = ["--expert-parallel-size", str(this.args.ranks), "--expert-remote-ranks", "1", "--expert-port", str(port)]
+    with Way(port) as way, ExpertRanks(["--join", f"127.0.0.1:{way.port}"]) as ranks:
+        ranks.start("elsewhere")
+        with this.cluster("mixed=1", [*model, *flags, "--expert-replicas", "2"]) as cluster:
+            node = cluster.nodes[0].name
+            changes = Changes.of(this, cluster, node)
+
+            def cut_for_a_while() -> None:
+                with way.cut_off():
+                    time.sleep(stop_s)
+
+            def cut_until_given_up() -> None:
+                deadline = time.monotonic() + CHANGE_S
+                with way.cut_off():
+                    while remote in changes.experts(node)["remote"]["connected"]:
+                        if time.monotonic() > deadline:
+                            this.wrong.append(f"a connection that is cut is not given up in {CHANGE_S:g} s")
+                            return
+                        time.sleep(POLL_S)
+
+            case = f"rank {remote}, over TCP, is cut off"
+            changes.play(case, cut_for_a_while, changes.masked_and_back(), GOAL_S)
+            changes.play(f"{case} and given up", cut_until_given_up, changes.masked_and_back(), GOAL_S)
+            changes.masked_at_most("a rank over TCP", {node: 2})
+            if not changes.experts(node)["pairs_by_rank"][remote]:
+                this.wrong.append(f"rank {remote}, over TCP, computed nothing")
 
 
 def play_added(this: Run, model: Sequence[str]) -> None:
@@ -56,25 +88,29 @@ def play_added(this: Run, model: Sequence[str]) -> None:
 
 
 def play_shared(this: Run, model: Sequence[str]) -> None:
-    """Two nodes share two ranks, each of which has all experts' copies: a rank is killed and started again, one is
-    stopped and continued, then one of the nodes is killed."""
-    port, stop_s = free_port(), this.args.stop_s
-    flags = ["--expert-parallel-size", str(SHARED), "--expert-remote-ranks", str(SHARED), "--expert-replicas", "2"]
+    """Two nodes share all ranks, which have two copies of each expert. Every rank is killed and started again, then
+    stopped and continued; then one of the nodes is killed."""
+    port, size, stop_s = free_port(), this.args.ranks, this.args.stop_s
+    flags = ["--expert-parallel-size", str(size), "--expert-remote-ranks", str(size), "--expert-replicas", "2"]
     first = {"mixed-0": ["--expert-port", str(port)]}
     join = ["--join", f"127.0.0.1:{port}"]
     with ExpertRanks(join) as ranks:
-        for rank in range(SHARED):
-            ranks.start(str(rank), "--rank", str(rank))
+        names = [str(rank) for rank in range(size)]
+        for name in names:
+            ranks.start(name, "--rank", name)
         with this.cluster("mixed=2", [*model, *flags], role_flags=first) as cluster:
-            names = [node.name for node in cluster.nodes]
-            both = Changes.of(this, cluster, *names)
-            both.play("a shared rank is killed", lambda: ranks.end("1"), lambda: both.lack("1"), GOAL_S)
-            both.play("a shared rank is back", lambda: ranks.start("1", "--rank", "1"), both.whole)
-            both.play("a shared rank is stopped", lambda: _stopped(ranks, "0", stop_s), both.whole, GOAL_S)
-            both.masked_at_most("shared ranks", dict.fromkeys(names, 2))
-            other = replace(both, nodes=names[1:])
-            other.play("a node with shared ranks is killed", partial(_killed, cluster, names[0]), other.alone, GOAL_S)
-            other.masked_at_most("after the loss of a node", {names[1]: 2})
+            nodes = [node.name for node in cluster.nodes]
+            both = Changes.of(this, cluster, *nodes)
+            for name in names:
+                case = f"shared rank {name}"
+                both.play(f"{case} is killed", partial(ranks.end, name), partial(both.lack, name), GOAL_S)
+                both.play(f"{case} is back", partial(ranks.start, name, "--rank", name), both.whole)
+                stop = partial(_stopped, ranks, name, stop_s)
+                both.play(f"{case} is stopped", stop, both.masked_and_back(), GOAL_S)
+            both.masked_at_most("shared ranks", dict.fromkeys(nodes, 2 * size))
+            other = replace(both, nodes=nodes[1:])
+            other.play("a node with shared ranks is killed", partial(_killed, cluster, nodes[0]), other.alone, GOAL_S)
+            other.masked_at_most("after the loss of a node", {nodes[1]: 2 * size})
 
 
 def _killed(cluster: LocalCluster, name: str) -> None:
@@ -101,18 +137,26 @@ class Changes:
 
     @classmethod
     def of(cls, this: Run, cluster: LocalCluster, *nodes: str) -> Self:
-        """With the bodies that the flags name."""
+        """With the bodies that the flags name. Their answers are of different lengths, from more than a third of
+        --tokens to all of them: at any time, some requests begin and others end."""
         args = this.args
         bodies = this.bodies(cluster, args.streams, args.prompt_tokens, args.tokens, args.seed)
+        least = args.tokens // 3
+        for number, body in enumerate(bodies, 1):
+            body["max_tokens"] = least + -(-(args.tokens - least) * number // len(bodies))
         return cls(this, cluster, [*nodes], bodies, this.calm(cluster, nodes[0], bodies))
 
     def play(self, case: str, act: Callable[[], None], over: Callable[[], bool], goal_s: float | None = None) -> None:
         """`act` under load; then until it is `over`, and until as many requests as there are clients have been served
         from their begin on. Every request must return its tokens. `goal_s`: of the longest pause."""
-        load, began = asyncio.run(self._changed(case, act, over))
+        load, began = self.under_load(case, act, over)
         self.this.judge(case, self.cluster, self.calm, load)
         if goal_s is not None:
             self.this.rows += pause_rows(case, load.streams, began, goal_s)
+
+    def under_load(self, case: str, act: Callable[[], None], over: Callable[[], bool]) -> tuple[Load, float]:
+        """As `play`, without its checks: (the load, when `act` began, monotonic)."""
+        return asyncio.run(self._changed(case, act, over))
 
     async def _changed(self, case: str, act: Callable[[], None], over: Callable[[], bool]) -> tuple[Load, float]:
         least = self.this.args.tokens // 3
@@ -139,6 +183,12 @@ class Changes:
     def whole(self) -> bool:
         """No rank is masked."""
         return not any(self._masked(name) for name in self.nodes)
+
+    def masked_and_back(self) -> Callable[[], bool]:
+        """Whether every node has masked ranks once more than now, and none is masked."""
+        now = {name: self.experts(name)["times_masked"] for name in self.nodes}
+        # In this order: a rank that is masked between the two looks is not back.
+        return lambda: all(self.experts(name)["times_masked"] > now[name] for name in self.nodes) and self.whole()
 
     def lack(self, rank: str) -> bool:
         """Every node does without this rank."""

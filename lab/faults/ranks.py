@@ -1,4 +1,4 @@
-"""Ranks with experts that are killed, stopped and continued under load: who notices, and what it costs.
+"""Ranks with experts that are killed, stopped, cut off and continued under load: who notices, and what it costs.
 
     python scripts/faults.py ranks           4 ranks; two copies of each expert, then the rules without copies
     python scripts/faults.py ranks --rounds 2 --json out.json
@@ -6,132 +6,132 @@
 One node serves a tiny mixture of experts with --expert-parallel-size 4. First with --expert-replicas 2: every rank but
 the first, in turn, is killed (and started again by the node), then stopped for --stop-s and continued, while clients
 stream. No request may fail, every stream must return exactly the tokens of the undisturbed run, and its longest pause
-may be 2 s at the 99th percentile. Then without copies, once for each rule of --expert-loss: with `wait` the same holds
-except for the pause; with `drop` no request fails, and the answers that did without experts say so; with `fail`
-requests may end with an error that names the rank, and all others return the tokens of the undisturbed run. After every
-fault the rank comes back, no rank was masked without a fault, and nothing stays held.
+may be 2 s at the 99th percentile. Then without copies, once for each rule of --expert-loss, a rank is killed, and
+stopped and continued. With `wait` the same holds except for the pause. With `drop` no request fails; those that did
+without experts say so in usage.dropped_experts, their numbers add up to what the node counted, and the others return
+the tokens of the undisturbed run. With `fail` requests may end with an error that names the rank, and all others return
+their tokens. Other faults come once every rank is back; no rank may be masked without a fault, and nothing may stay
+held.
 
-Then two ranks join a node of two, one is killed, one stopped and continued, and both leave (rank_changes.py). At last
-two nodes share two ranks: a rank is killed and started again, one is stopped and continued, and one node is killed. No
-request may fail, and every one must return its tokens. Exit code 1 if a check failed.
+The other parts are in rank_changes.py. A rank that joins over TCP is cut off: for --stop-s, and until its connection is
+given up. Two ranks join a node of two, one is killed, one stopped and continued, and both leave. Two nodes share 4
+ranks, each of which is killed and started again, then stopped and continued; then one node is killed. No request may
+fail, and every one must return its tokens. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from lab.bench.common.results import Row
-from lab.faults.checks import pause_rows
-from lab.faults.client import Body, Load
-from lab.faults.rank_changes import play_added, play_shared
-from lab.faults.runner import Run, Scenario, run
+from lab.faults.checks import GOAL_S, differences
+from lab.faults.client import Stream
+from lab.faults.rank_changes import Changes, play_added, play_cut, play_shared
+from lab.faults.runner import Run, Scenario, Sent, run
 from lab.faults.tiny import EXPERTS, tiny_model
 from lab.flag_types import above_zero, positive
-from lab.launch import rest
-from lab.launch.cluster import LocalCluster
 
 NODE = "mixed-0"
-BACK_S = 60.0
 KILLED, STOPPED = "killed", "stopped"
+WAIT, DROP, FAIL = "wait", "drop", "fail"
 
 
 def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--ranks", type=positive, default=4)
     parser.add_argument("--streams", type=positive, default=8, help="concurrent requests")
-    parser.add_argument("--tokens", type=positive, default=120, help="output tokens of each request")
+    parser.add_argument("--tokens", type=positive, default=120, help="most output tokens of a request")
     parser.add_argument("--prompt-tokens", type=positive, default=200)
     parser.add_argument("--rounds", type=positive, default=1, help="how often every rank is killed and stopped")
-    parser.add_argument("--stop-s", type=above_zero, default=4.0, help="how long a rank is stopped, seconds")
+    parser.add_argument("--stop-s", type=above_zero, default=4.0, help="how long a rank is stopped or cut off, seconds")
 
 
 def play(this: Run) -> None:
     args = this.args
     model = [*tiny_model(this.folder(), **EXPERTS), "--max-model-len", "4096"]
-    model += ["--expert-parallel-size", str(args.ranks)]
-    with this.cluster("mixed=1", [*model, "--expert-replicas", "2"]) as cluster:
-        bodies = this.bodies(cluster, args.streams, args.prompt_tokens, args.tokens, args.seed)
-        calm = this.calm(cluster, NODE, bodies)
+    here = [*model, "--expert-parallel-size", str(args.ranks)]
+    with this.cluster("mixed=1", [*here, "--expert-replicas", "2"]) as cluster:
+        changes = Changes.of(this, cluster, NODE)
         for number in range(args.rounds):
             for rank in range(1, args.ranks):
                 for fault in (KILLED, STOPPED):
                     case = f"round {number + 1}: rank {rank} {fault}, a copy elsewhere"
-                    load, began = asyncio.run(_broken(this, cluster, bodies, rank, fault, case))
-                    this.judge(case, cluster, calm, load)
-                    this.rows += pause_rows(case, load.streams, began, 2.0)
-        _no_false_masks(this, cluster, 2 * args.rounds * (args.ranks - 1))
-    for rule in ("wait", "drop", "fail"):
-        with this.cluster("mixed=1", [*model, "--expert-loss", rule]) as cluster:
-            bodies = this.bodies(cluster, args.streams, args.prompt_tokens, args.tokens, args.seed)
-            calm = this.calm(cluster, NODE, bodies)
-            case = f"rank 1 killed, no copy, {rule}"
-            load, _ = asyncio.run(_broken(this, cluster, bodies, 1, KILLED, case))
-            experts = _experts(cluster)
-            dropped = float(experts["dropped_pairs"])
-            this.rows.append(Row(case, "results that steps did without", "", dropped))
-            if rule == "wait":
-                this.judge(case, cluster, calm, load)
-                this.wrong += [f"{case}: {dropped:g} results of experts are missing"] if dropped else []
-                continue
-            failed = [one for _, one in load.requests if one.error]
-            this.rows.append(Row(case, "errors", "", float(len(failed))))
-            this.wrong += [f"{case}: {one.error}" for one in failed if rule == "drop" or "lost" not in one.error]
-            if not dropped:
-                this.wrong.append(f"{case}: no step did without an expert, so the rule was not tried")
-            if rule == "fail":
-                whole = [(body, one) for body, one in load.requests if not one.error]
-                different = sum(one.tokens != calm[body].tokens for body, one in whole)
-                this.wrong += [f"{case}: {different} streams without an error have other tokens"] if different else []
-            _no_false_masks(this, cluster, 1)
+                    changes.play(case, _harm(changes, rank, fault), changes.masked_and_back(), GOAL_S)
+        changes.masked_at_most("whole run", {NODE: 2 * args.rounds * (args.ranks - 1)})
+    for rule in (WAIT, DROP, FAIL):
+        with this.cluster("mixed=1", [*here, "--expert-loss", rule]) as cluster:
+            changes = Changes.of(this, cluster, NODE)
+            for fault in (KILLED, STOPPED):
+                case = f"rank 1 {fault}, no copy, {rule}"
+                before = changes.experts(NODE)["dropped_pairs"]
+                load, began = changes.under_load(case, _harm(changes, 1, fault), changes.masked_and_back())
+                this.settle(cluster)
+                lost = changes.experts(NODE)["dropped_pairs"] - before
+                rows, wrong = by_rule(case, rule, changes.calm, load, lost, began)
+                this.rows += rows
+                this.wrong += wrong
+            changes.masked_at_most(rule, {NODE: 2})
+    play_cut(this, model)
     play_added(this, model)
     play_shared(this, model)
 
 
-async def _broken(
-    this: Run, cluster: LocalCluster, bodies: Sequence[Body], rank: int, fault: str, name: str
-) -> tuple[Load, float]:
-    """All streams together; the fault comes when half of them have a third of their tokens. Returns when."""
-    args = this.args
-    async with Load([cluster[NODE].url], bodies, name, once=True, salted=True) as load:
-        await load.until(lambda: load.with_tokens(args.tokens // 3) >= len(bodies) / 2)
-        pid = (await asyncio.to_thread(_experts, cluster))["processes"][str(rank)]
-        began = time.monotonic()
-        os.kill(pid, signal.SIGKILL if fault == KILLED else signal.SIGSTOP)
-        if fault == STOPPED:
-            try:
-                await asyncio.sleep(args.stop_s)
-            finally:
-                os.kill(pid, signal.SIGCONT)
-    await asyncio.to_thread(_back, this, cluster, name)
-    return load, began
+def _harm(changes: Changes, rank: int, fault: str) -> Callable[[], None]:
+    """To be called when the fault is due."""
 
-
-def _back(this: Run, cluster: LocalCluster, case: str) -> None:
-    """Until no rank is masked."""
-    deadline = time.monotonic() + BACK_S
-    while rest.get(f"{cluster[NODE].url}/health").get("masked_ranks"):
-        if time.monotonic() > deadline:
-            this.wrong.append(f"{case}: not back in {BACK_S:g} s: {_experts(cluster)['masked']}")
+    def harm() -> None:
+        pid = changes.experts(NODE)["processes"][str(rank)]
+        if fault == KILLED:
+            os.kill(pid, signal.SIGKILL)
             return
-        time.sleep(0.2)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(changes.this.args.stop_s)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    return harm
 
 
-def _no_false_masks(this: Run, cluster: LocalCluster, faults: int) -> None:
-    masked = _experts(cluster)["times_masked"]
-    this.rows.append(Row("whole run", "ranks masked", "", float(masked), limits={"goal": float(faults)}))
-    if masked > faults:
-        this.wrong.append(f"ranks were masked {masked} times for {faults} faults")
-
-
-def _experts(cluster: LocalCluster) -> dict[str, Any]:
-    found: dict[str, Any] = rest.get(f"{cluster[NODE].url}/debug/state")["engine"]["experts"]
-    return found
+def by_rule(
+    case: str, rule: str, calm: Sequence[Stream], load: Sent, lost: int, began: float
+) -> tuple[list[Row], list[str]]:
+    """(rows, what is wrong) after the loss of experts without a copy. `calm`: the undisturbed result of each body;
+    `lost`: results of experts that the node did without, as it counts them; `began`: when the fault came, monotonic."""
+    failed = [one for one in load.streams if one.error]
+    told = [one for one in load.streams if one.dropped_experts]
+    whole = [(body, one) for body, one in load.requests if not one.error and not one.dropped_experts]
+    different = differences(case, [calm[body] for body, _ in whole], [one for _, one in whole])
+    through = sum(one.begun < began < one.at[-1] for _, one in whole if one.at)
+    none = {"goal": 0.0}
+    rows = [
+        Row(case, "requests", "", float(len(load.streams))),
+        Row(case, "errors", "", float(len(failed)), limits={} if rule == FAIL else none),
+        Row(case, "wrong tokens", "", float(len(different)), limits=none),
+        Row(case, "answers that say what they lack", "", float(len(told))),
+        Row(case, "whole answers, under way at the fault", "", float(through)),
+        Row(case, "results that steps did without", "", float(lost)),
+    ]
+    wrong = [f"{case}: {one.error}" for one in failed if rule != FAIL or "lost" not in one.error]
+    wrong += different
+    if not whole:
+        wrong.append(f"{case}: no answer is whole, so no tokens were compared")
+    if told and rule != DROP:
+        wrong.append(f"{case}: {len(told)} answers did without experts")
+    if rule == WAIT:
+        return rows, wrong + ([f"{case}: {lost} results of experts are missing"] if lost else [])
+    if not lost:
+        wrong.append(f"{case}: no step did without an expert, so the rule was not tried")
+    if rule == FAIL and not failed:
+        wrong.append(f"{case}: no request failed, so the rule was not tried")
+    said = sum(one.dropped_experts for one in told)
+    if rule == DROP and said != lost:
+        wrong.append(f"{case}: the answers say that {said} results of experts are missing, the node {lost}")
+    return rows, wrong
 
 
 main = partial(run, Scenario(__doc__, add_flags, play, quick={"ranks": 3, "streams": 4, "tokens": 60, "stop_s": 2.0}))

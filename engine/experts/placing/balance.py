@@ -1,14 +1,17 @@
 """Decides when experts move, and where: loads by the choices that were counted since the last look.
 
-After every `steps` steps, one layer per step gets the placement that EPLB computes from its counts, if the busiest rank
-would then have clearly less to do. A move costs a copy of the expert's weights.
+After every `steps` steps, one layer per step gets the placement that EPLB computes from its counts, with copies on
+different hosts (hosts.py). It does if fewer experts would then be lost with one host, or if the busiest rank would have
+clearly less to do and no more of them were. A move costs a copy of the expert's weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.experts.placing.eplb import apart, rebalanced
+from engine.experts.placing.hosts import Hosts, confined, spread
 from engine.experts.placing.placement import Placement, imbalance
 
 GAIN = 0.95
@@ -24,10 +27,11 @@ class Counts(Protocol):
 
 
 class Balance:
-    """`steps` between two looks; `least` copies of every expert, on different ranks."""
+    """`steps` between two looks; `least` copies of every expert, on different ranks. `hosts`: tells those of the
+    ranks."""
 
-    def __init__(self, steps: int, least: int) -> None:
-        self._steps, self._least = steps, least
+    def __init__(self, steps: int, least: int, hosts: Callable[[], Hosts]) -> None:
+        self._steps, self._least, self._hosts = steps, least, hosts
         self._step = 0
         self._before: list[list[int]] = []
         self._loads: list[list[int]] = []  # of layers that are still to be looked at, the last one first
@@ -50,7 +54,9 @@ class Balance:
             return None
         copies = placement.ranks * placement.slots
         wanted = apart(rebalanced(loads, copies, 1, 1, placement.ranks, self._least), loads)
-        slots = placement.after(layer, wanted)
-        if imbalance(slots, loads) > GAIN * imbalance(placement.layers[layer], loads):
+        hosts, before = self._hosts(), placement.layers[layer]
+        slots = placement.after(layer, spread(wanted, loads, hosts))
+        fewer = len(confined(before, hosts)) - len(confined(slots, hosts))
+        if fewer < 0 or (fewer == 0 and imbalance(slots, loads) > GAIN * imbalance(before, loads)):
             return None
         return layer, placement.with_layer(layer, slots)

@@ -1,4 +1,4 @@
-"""Networks of faults: nodes in namespaces, slow links between sites, and floods of connections.
+"""Networks of faults: nodes in namespaces, slow links between sites, cut connections, and floods of them.
 
 Files:
     linked_sites        Nodes in network namespaces at two sites: two bridges with a slow link between them
@@ -8,6 +8,8 @@ Files:
                         netem
     silent_connections  A flood of TCP connections that never finish what they begin, opened again when the other side
                         closes them
+    tcp_way             TCP connections of this host through a process that can cut them: nobody is told, as of a
+                        network that drops all
     two_sites           Nodes of two sites, and what they know of the link between them: the cases of cut-sites and
                         validate-sites
 """

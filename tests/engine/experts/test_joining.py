@@ -237,10 +237,13 @@ def test_ranks_that_may_be_added_get_processes_after_all_others():
         config, source, {}, Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1)), bell, open_expert_door(config)
     )
     try:
-        assert list(made.absent()) == [1]
+        assert list(made.absent()) == [1] and made.hosts() == ["of rank 1", "of rank 2"]
         wire: Any = SimpleNamespace(end=lambda: None)
-        found = [made._take_place(wire, Joining(VERSION, name, rank=2)) for name in ("a", "b", "c")]
-        assert found == [1, 2, None]
+        found = [
+            made._take_place(wire, Joining(VERSION, name, rank=2), host)
+            for name, host in (("a", "10.0.0.2"), ("b", None), ("c", None))
+        ]
+        assert found == [1, 2, None] and made.hosts() == ["10.0.0.2", None]
         made._guests.clear()
     finally:
         made.close()

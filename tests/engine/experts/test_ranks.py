@@ -102,7 +102,13 @@ def expected(path: Path) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("family", "size"),
-    [("mixtral", 2), pytest.param("qwen3moe", 3, marks=[pytest.mark.heavy]), ("deepseek3", 4), ("gpt-oss", 2)],
+    [
+        ("mixtral", 2),
+        ("qwen3moe", 2),
+        pytest.param("qwen3moe", 3, marks=[pytest.mark.heavy]),
+        ("deepseek3", 4),
+        ("gpt-oss", 2),
+    ],
 )
 def test_the_same_as_one_process(saved, family, size):
     path = saved(family)

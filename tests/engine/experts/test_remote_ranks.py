@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from engine.config.flags import UsageError
 from engine.experts import joining
 from engine.experts.placing.moves import Move
 from engine.experts.placing.placement import imbalance
+from lab.faults.networks.tcp_way import Way
 from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
 from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
@@ -158,7 +158,9 @@ def test_loads_are_balanced_with_a_rank_elsewhere(saved):
     path = saved("qwen3moe")
     flags: dict[str, Any] = {"expert_remote_ranks": 1, "num_redundant_experts": 2, "expert_balance_steps": 2}
     with ranks(path, **flags) as made, joins(port_of(made)):
+        assert made.processes._hosts() == [None, "of rank 1"]
         all_here(made)
+        assert made.processes._hosts() == [None, None]  # it is a process of this host
         loads = [900, 5, 5, 800, 5, 5]
         made.group.counts[:] = torch.tensor(loads)
         before = made.group.placement
@@ -191,53 +193,27 @@ def test_a_rank_elsewhere_that_is_lost_in_a_move_changes_nothing(saved, monkeypa
         same(made, path)
 
 
-class Way:
-    """Carries bytes between a rank and the node; a cut holds them back silently, as a network does that drops all."""
+class SeenWay(Way):
+    """Keeps what it has carried, of each direction of each connection."""
 
-    def __init__(self, port: int) -> None:
-        self.port, self.open = port, threading.Event()
-        self.open.set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()
-        self._socks: list[socket.socket] = []
-        self.carried: list[bytearray] = []  # of each direction of each connection
-        threading.Thread(target=self._accept, daemon=True).start()
+    def __init__(self, to: int) -> None:
+        self._seen: dict[object, bytearray] = {}
+        super().__init__(to)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.port))
-                self._socks += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+    @property
+    def carried(self) -> list[bytearray]:
+        return list(self._seen.values())
 
-    def _carry(self, begin: socket.socket, end: socket.socket) -> None:
-        carried = bytearray()
-        self.carried.append(carried)
-        with suppress(OSError):
-            while data := begin.recv(1 << 16):
-                carried += data
-                self.open.wait()
-                end.sendall(data)
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.open.set()
-        self._listener.close()
-        for sock in self._socks:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
+    def carries(self, data: bytes, connection: object) -> None:
+        self._seen.setdefault(connection, bytearray()).extend(data)
 
 
 @pytest.fixture
 def way_to() -> Iterator[Any]:
-    ways: list[Way] = []
+    ways: list[SeenWay] = []
 
-    def made(port: int) -> Way:
-        ways.append(Way(port))
+    def made(port: int) -> SeenWay:
+        ways.append(SeenWay(port))
         return ways[-1]
 
     yield made
@@ -253,14 +229,14 @@ def test_a_cut_masks_a_rank_until_it_heals(saved, way_to, monkeypatch, long):
     path = saved("mixtral")
     with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made:
         way = way_to(port_of(made))
-        with joins(way.address[1]) as process:
+        with joins(way.port) as process:
             all_here(made)
-            way.open.clear()
+            way.cut()
             same(made, path)
             assert "no sign of life" in made.processes.state()["masked"]["1"]
             if long:
                 wait_for(lambda: not made.processes.state()["remote"]["connected"])
-            way.open.set()
+            way.heal()
             made.until(lambda state: not state["masked"])
             same(made, path)
             assert process.poll() is None and made.group.num_masked == 1
@@ -296,7 +272,7 @@ def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys, wa
         assert "one of the two nodes has a cluster key and the other has none" in refused(port)
         assert "no cluster key in common" in refused(port, "--cluster-key-file", keys[1])
         way = way_to(port)
-        with joins(way.address[1], "--cluster-key-file", keys[0]):
+        with joins(way.port, "--cluster-key-file", keys[0]):
             all_here(made)
             same(made, path)
             assert made.group.pairs[1] > 0
@@ -304,7 +280,7 @@ def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys, wa
         assert not any(text in data for data in way.carried for text in (PLAIN, *SAID))
     with ranks(path, expert_remote_ranks=1) as made:
         way = way_to(port_of(made))
-        with joins(way.address[1]):
+        with joins(way.port):
             all_here(made)
             same(made, path)
         assert all(data.startswith(PLAIN) for data in way.carried)

@@ -179,8 +179,8 @@ def test_a_node_that_has_two_addresses_keeps_its_ranks(saved, monkeypatch):
     """It names itself otherwise than it was found: each process asks again and again for the place that it has."""
     path, refused, take_place = saved("mixtral"), list[int](), RemoteRanks._take_place
 
-    def noted(self: RemoteRanks, wire: FrameSocket, joining: Joining) -> int | None:
-        if (found := take_place(self, wire, joining)) is None:
+    def noted(self: RemoteRanks, wire: FrameSocket, joining: Joining, host: str | None) -> int | None:
+        if (found := take_place(self, wire, joining, host)) is None:
             refused.append(joining.rank)
         return found
 

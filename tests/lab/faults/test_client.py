@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from lab.faults.client import Load, Stream, stream
+from lab.faults.client import REFUSED_S, Load, Stream, stream
 
 TOKENS = list(range(50, 60))
 SEEN = web.AppKey("seen", list)
@@ -99,6 +100,42 @@ async def test_clients_send_their_bodies_in_turn_until_the_block_ends():
     assert {body for body, _ in load.requests} == {0, 1, 2}
     assert all(one.tokens == TOKENS for one in load.streams), "the end of the block waits for the requests under way"
     assert len({body["cache_salt"] for body in seen}) == len(seen) == len(load.requests)
+
+
+async def test_the_usage_tells_what_an_answer_did_without():
+    async def lacking(request: web.Request) -> web.StreamResponse:
+        wants_usage = (await request.json())["stream_options"]["include_usage"]
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await send(response, TOKENS)
+        usage = {"completion_tokens": len(TOKENS), "dropped_experts": 7}
+        await response.write(
+            b"data: " + orjson.dumps({"choices": [], "usage": usage if wants_usage else None}) + b"\n\n"
+        )
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    for handler, dropped in ((lacking, 7), (whole, 0)):
+        into = Stream()
+        async with served(handler, []) as url, aiohttp.ClientSession() as session:
+            await stream(session, [url], {}, "r", into)
+        assert into.tokens == TOKENS and into.error == "" and into.dropped_experts == dropped
+
+
+async def test_a_client_pauses_after_an_error(monkeypatch):
+    pauses, sleep = list[float](), asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=503)
+
+    monkeypatch.setattr("lab.faults.client.asyncio.sleep", noted)
+    async with served(refuse, []) as url, Load([url], [{}], "load") as load:
+        await load.until(lambda: len(load.requests) == 3)
+    assert pauses.count(REFUSED_S) == 2 and all(one.error for one in load.streams)
 
 
 async def test_a_load_of_one_request_per_client():

@@ -48,23 +48,34 @@ def test_a_rank_that_stops_is_given_up_soon(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_busy_machine_masks_nobody(seed):
-    """An hour of rounds: beats come late by up to 0.4 s, and the observer itself is held up for seconds."""
+def test_a_machine_that_gets_busy_masks_nobody(seed):
+    """An hour of rounds. Pauses between beats grow, each to less than the limit that the ones before it have led to.
+    Then beats come 0.4 to 1.4 s late, most of it later than a rank may be that was never late, and the observer itself
+    is held up for seconds."""
     rng = random.Random(seed)
     silence, now = Silence(), 0.0
-    for _ in range(400):
+    for turn in range(400):
         length = rng.expovariate(1 / 3)
+        shortest, longest = [(0.02, 0.04), (0.06, 0.1), (0.15, 0.2)][turn // 5] if turn < 15 else (0.4, 1.4)
         beats, t = [], now
-        while t < now + length + 1:
-            t += 0.01 if rng.random() < 0.9 else rng.uniform(0.01, 0.4)
+        while t < now + length + 1.5:
+            t += 0.01 if rng.random() < 0.9 else rng.uniform(shortest, longest)
             beats.append(t)
         looks, at = [], now
-        while at < now + length + 1:
+        while at < now + length + 1.5:
             looks.append(at)
             at += LOOK if rng.random() < 0.98 else rng.uniform(LOOK, 5.0)
         looks.append(at)
         assert run(silence, [beats], [now + length], looks) == {}
         now += length + rng.uniform(0.0, 12.0)
+
+
+def test_a_rank_that_was_never_late_may_not_be_as_late():
+    """The same lateness masks a rank whose pauses have not grown."""
+    steady, late = every(0.01, 3), every(0.01, 9, since=4.3)
+    assert set(run(Silence(), [steady + late], [8.0], every(LOOK, 9))) == {0}
+    silence = Silence()
+    assert run(silence, [every(0.2, 3) + late], [8.0], every(LOOK, 9)) == {}
 
 
 def test_a_stopped_observer_takes_its_own_pause_for_nobodys():
