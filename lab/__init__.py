@@ -5,6 +5,7 @@ Files:
                   lists all of them
     flag_types    Numbers of the lab's command lines, as types for argparse: a value that cannot be is refused with
                   the flag's name
+    one_line      Refusals on exactly one line of stderr, however narrow the terminal is and wherever stderr goes
     ablations/    Questions about the system, answered by the simulator or by real nodes
     bench/        Benchmarks: this project against a peer or a limit in the same run
     caches/       Hit rates of traces under cache policies: no node, no clock

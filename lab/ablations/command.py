@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from lab.ablations.common import own_policies
 from lab.ablations.common.ablation import Ablation, Estimated, Goal, Outcome, run_each
@@ -47,13 +46,14 @@ from lab.bench.common.results import write_result
 from lab.flag_types import above_zero, positive
 from lab.launch.cluster import NodeDied, StartTimeout
 from lab.launch.rest import RestError
+from lab.one_line import TerseParser, progress, refuse
 from lab.simulator.geometry_flags import add_geometry_flags
 
 GOALS = "goals"
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    made = TerseParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("name", nargs="?", choices=[*(ABLATIONS | LIVE), GOALS], metavar="NAME", help="see --list")
     made.add_argument("--list", action="store_true", help="list names and questions")
     add_flags(made)
@@ -90,7 +90,7 @@ def run_all(
     ablations: Sequence[Ablation[Any]], args: Namespace, console: Console, kept: Runs | None = None
 ) -> Iterator[Outcome[Any]]:
     """See lab.ablations.common.ablation.run_each; under one progress bar. Raises OSError, ValueError."""
-    with Progress(console=console) as bar:
+    with progress(console) as bar:
         total = sum(len(one.cases(args.requests)) for one in ablations) * args.seeds
         task = bar.add_task("", total=total)
 
@@ -136,7 +136,7 @@ def write_json(outcome: Outcome[Any], path: Path, seeds: int, more: Mapping[str,
 def run_live(args: Namespace, console: Console) -> Outcome[LiveCase]:
     """Raises Unreachable, NodeDied, StartTimeout, RestError, ValueError."""
     ablation = live.at_urls(LIVE[args.name], args.url) if args.url else LIVE[args.name]
-    with Progress(console=console) as bar, tempfile.TemporaryDirectory(prefix="ablate-") as folder:
+    with progress(console) as bar, tempfile.TemporaryDirectory(prefix="ablate-") as folder:
         task, done = bar.add_task(args.name, total=len(ablation.cases(None)) * args.seeds), count()
 
         def tell(what: str) -> None:
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             show(run_live(args, console), args)
         except (Unreachable, NodeDied, StartTimeout, RestError, ValueError) as error:
-            console.print(f"ablate: {error}", style="red", markup=False)
+            refuse(console, "ablate", error)
             return 1
         return 0
     names = WITH_GOALS if args.name == GOALS else [args.name]
@@ -192,11 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error("`goals` runs several ablations: use --json and --plot with one of them, or scripts/reproduce.py")
     goals = []
     try:
+        own_policies.check(args)
         for outcome in run_all([chosen(name, args) for name in names], args, console):
             goals += reached(outcome)
             show(outcome, args)
     except (OSError, ValueError) as error:
-        console.print(f"ablate: {error}", style="red", markup=False)
+        refuse(console, "ablate", error)
         return 2
     if args.name == GOALS:
         print(goal_table(goals))

@@ -33,6 +33,7 @@ from rich.console import Console
 
 from lab.ablations import command as ablate
 from lab.ablations import curve
+from lab.ablations.common import own_policies
 from lab.ablations.common.ablation import Goal, Outcome
 from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
@@ -43,6 +44,7 @@ from lab.ablations.simulated import ABLATIONS
 from lab.bench.common.results import commit, write_result
 from lab.caches import command as cache_policies
 from lab.caches.targets import CAPACITIES, TOLERANCE
+from lab.one_line import TerseParser, refuse
 from lab.simulator.config import SimConfig
 
 QUICK_REQUESTS = 400
@@ -52,7 +54,7 @@ CORE = [name for name, one in ABLATIONS.items() if one.paper or one.goals is not
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    made = TerseParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--out", type=Path, default=Path("reproduce"), help="folder of the report (default: reproduce)")
     made.add_argument("--only", metavar="NAMES", help="some of: " + ", ".join(ABLATIONS))
     made.add_argument(
@@ -107,6 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.quick:
         args.requests, args.seeds = min(args.requests or QUICK_REQUESTS, QUICK_REQUESTS), 1
     begun, used_s, console, came = time.monotonic(), processor_s(), Console(stderr=True), commit()
+    try:
+        own_policies.check(args)
+    except (OSError, ValueError) as error:
+        refuse(console, "reproduce", error)
+        return 2
     if not args.quick and (problem := unclean(came)):
         made.error(problem)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rivals:
         print(*report.parts)
     if (now := commit()) != came:
-        console.print(f"reproduce: the checkout became {now} while {came} was measured: measure it again", style="red")
+        refuse(console, "reproduce", f"the checkout became {now} while {came} was measured: measure it again")
         return 1
     took_s, cpu_s = time.monotonic() - begun, processor_s() - used_s
     taken = {"minutes": took_s / 60, "processor_minutes": cpu_s / 60, "workers": args.workers}

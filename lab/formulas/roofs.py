@@ -57,7 +57,9 @@ def chunking_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> floa
     """Seconds of a node for one request, prompt and answer, when its steps mix chunks of prompts with answers. Each
     step is as large as possible within tbt_s. Infinite if not even single tokens fit.
 
-    A chunk of C tokens runs with C output / prompt answers, so that neither queue grows."""
+    A chunk of C tokens runs with C output / prompt answers, so that neither queue grows. Steps without decodes are
+    bounded as well; real ones are not, so that answers of one token, which the last step of their prompt gives, take
+    less time than this (tests/lab/ablations/test_answers.py)."""
     a0, a1, a2 = model.prefill
     _, p, d0, d1, k = model.decode
 

@@ -7,7 +7,9 @@
 A mutant is one wrong line (lab/mutants/table.py): a wrong merge weight, a mask that is off by one, a missing split, a
 stale tail. It is made in a copy of this checkout and compiled there. Kernels of the CPU must be found by the quick
 reference grid, which scripts/playground.py runs on a user's kernel, too; Triton's by tests/attention/interpreted
-without the heavy tests. A mutant that survives is a hole in the checks: the command then ends with exit code 1.
+without the heavy tests. For these it also says whether the quick grid finds them, in float32 under the interpreter; it
+reaches neither the kernels of Hopper nor the delta rule. A mutant that survives is a hole in the checks: the command
+then ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from lab.bench.common.results import write_result
-from lab.mutants.mutant import CPU, KERNELS, Mutant
+from lab.mutants.mutant import CPU, KERNELS, TRITON, Mutant
 from lab.mutants.table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +49,12 @@ TESTS = {
 }
 """Tests of Triton's kernels -> the first words of the names of the mutants that they are likely to find."""
 
+GRIDS: dict[str, tuple[str, dict[str, str]]] = {
+    CPU: ("lab.mutants.first_fault", {}),
+    TRITON: ("tests.attention.interpreted.first_fault", {"TRITON_INTERPRET": "1"}),
+}
+"""The module that runs the quick grid, and its environment."""
+
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -59,14 +67,24 @@ def found_by(mutant: Mutant | None, kernel: str, copy: Path) -> str | None:
     if mutant is not None:
         (copy / mutant.file).write_text(mutant.applied(ROOT))
     try:
-        return _grid(copy) if kernel == CPU else _tests(copy, mutant.name.partition(":")[0] if mutant else "")
+        return _grid(copy, kernel) if kernel == CPU else _tests(copy, mutant.name.partition(":")[0] if mutant else "")
     finally:
         if mutant is not None:
             shutil.copy(ROOT / mutant.file, copy / mutant.file)
 
 
-def _grid(copy: Path) -> str | None:
-    done = _run(copy, ["-m", "lab.mutants.first_fault"], {})
+def step_of(mutant: Mutant, copy: Path) -> str | None:
+    """The first step of the quick grid that finds a mutant of Triton's kernels; None if none does. Raises Broken."""
+    (copy / mutant.file).write_text(mutant.applied(ROOT))
+    try:
+        return _grid(copy, mutant.kernel)
+    finally:
+        shutil.copy(ROOT / mutant.file, copy / mutant.file)
+
+
+def _grid(copy: Path, kernel: str) -> str | None:
+    module, more = GRIDS[kernel]
+    done = _run(copy, ["-m", module], more)
     if crash := _crash(done):
         return crash
     if done.returncode:
@@ -131,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 survivors += check is None
                 console.print(f"{one.kernel}, {one.name}: {check or 'SURVIVES'}", markup=False)
                 found = {"metric": "found", "unit": "", "ours": int(check is not None), "check": check}
+                if one.kernel == TRITON:
+                    found["quick_grid"] = step = step_of(one, copy)
+                    console.print(f"  quick grid: {step or 'does not show it'}", markup=False)
                 rows.append({"case": f"{one.kernel}, {one.name}"} | found)
         except (Broken, ValueError) as error:
             broken = str(error)

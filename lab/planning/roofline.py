@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"answer's length, prefill and decode separate or mixed in steps: {told}"
     )
     if why := Amortized.of(model, args.prompt, args.tbt_s).about(changes):
-        print(f"{why} (scripts/ablate.py answers asks the simulator)")
+        print(f"{why} (scripts/ablate.py answers asks the simulator; it bounds no step without decodes)")
     if args.json:
         rows: list[Row] = []
         for n in PREFIXES:

@@ -178,7 +178,10 @@ class Cluster:
         )
 
     def _pooled(self, job: Job) -> PooledPrefix:
-        """The job's prefix in the pool, now."""
+        """The job's prefix in the pool, now: an acceptor asks the homes for each prompt (--lookup-s), and every home
+        adds the time of its SSD behind the reads that are queued at that moment (cache/ssd_reads.py). So nothing of
+        this is old on a real node either. That home fits the rate of its disk; here it knows the rate, and the
+        writes behind too."""
         size, blocks = self.config.block_tokens, job.blocks[: self.pool.run(job.blocks)]
         cold, tokens = self.pool.cold(blocks), self._reused(job, len(blocks) * size)
         return PooledPrefix(

@@ -35,11 +35,13 @@ from lab.flag_types import above_zero, not_negative, positive
 from lab.loads.generators import GENERATORS
 from lab.loads.trace import TraceRow, jittered, read_trace
 from lab.loads.traces import find_trace
+from lab.one_line import TerseParser, progress, refuse
 from lab.simulator import lengths
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.links import KINDS
 from lab.simulator.making import POOL_MODELS
+from lab.simulator.models.by_formula import HARDWARE
 from lab.simulator.models.costs import KINDS as COST_KINDS
 from lab.simulator.models.gossip import KINDS as GOSSIP_MODELS
 from lab.simulator.predictors import predictors
@@ -47,6 +49,7 @@ from lab.simulator.result import figures
 from sched.role_ratio import role_policies
 
 CHOICES = {
+    "hardware": tuple(HARDWARE),
     "kv_overlap": ("layer", "none"),
     "flow_order": ("fair", "deadline"),
     "publish": ("none", "home"),
@@ -67,7 +70,7 @@ COMMENT = re.compile(r"^ +(\w+): .+?  # (.+)$", re.MULTILINE)
 
 def parser() -> ArgumentParser:
     """A flag for every field of SimConfig, and flags for the requests and the output."""
-    made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    made = TerseParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
     made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests instead of a trace, by --seed")
     made.add_argument("--requests", type=positive, metavar="N", help="only the first N requests")
@@ -92,13 +95,16 @@ def parser() -> ArgumentParser:
 
 
 def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
-    """(name of the trace, its rows by time). Raises OSError, ValueError."""
+    """(name of the trace, its rows by time). Raises ValueError."""
     path = Path(args.trace) if args.trace else find_trace("conversation")
     if args.generate or path is None:
         kind = args.generate or "conversation"
         name, rows = f"generated {kind}", GENERATORS[kind](args.seed, args.requests or 4000)
     else:
-        name, rows = path.name, list(read_trace(path))
+        try:
+            name, rows = path.name, list(read_trace(path))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--trace {path}: {error}") from None
     rows = jittered(rows[: args.requests], args.jitter_s, args.seed) if path and not args.generate else rows
     return name, [replace(row, timestamp_ms=row.timestamp_ms / args.speed) for row in rows]
 
@@ -162,14 +168,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = SimConfig(**{field.name: getattr(args, field.name) for field in fields(SimConfig)})
         name, rows = requests(args)
         results: dict[str, dict[str, Any]] = {}
-        with Progress(console=console) as bar:
+        with progress(console) as bar:
             for placement in args.placement.split(","):
                 cluster, seconds = run(replace(base, placement=placement), rows, bar)
                 results[placement] = figures(cluster) | {"simulated_requests_s": len(rows) / seconds}
                 if args.jobs:
                     write_jobs(args.jobs.with_stem(f"{args.jobs.stem}-{placement}"), cluster)
     except (OSError, ValueError) as error:
-        console.print(f"scripts/simulate.py: {error}", style="red")
+        refuse(console, "scripts/simulate.py", error)
         return 2
     Console().print(side_by_side(results))
     if args.json:

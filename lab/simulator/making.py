@@ -58,11 +58,10 @@ def nodes(
         classes = with_objectives(config.slo)
         order = make_order(classes)
         mixed_chunk = config.heavy_chunk_tokens if name in heavy else config.prefill_chunk_tokens
-        tuning = Tuning(mixed_chunk, config.tbt_budget_s, _Chunks(own, chunk), classes)
-        policy = make_policy(tuning)
-        rules = StepRules(order, chunk, policy, config.step_prompts)
         calibration = Noise(config.seed, f"{name} calibration", config.step_noise)
         known = costs(config.step_models, replace(own, chunk_tokens=chunk), calibration.factor)
+        policy = make_policy(Tuning(mixed_chunk, config.tbt_budget_s, known.chunks, classes))
+        rules = StepRules(order, chunk, policy, config.step_prompts)
         knows = Knowledge(known, lengths, Noise(config.seed, name, config.step_noise))
         seat = Identity(index, name, roles)
         return Node(loop, seat, own, rules, events, lambda now: slowness(index), knows)
@@ -114,27 +113,6 @@ def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
     for kind, count in counts(config).items():
         roles = ("prefill", "decode") if kind == "mixed" else (kind,)
         yield from ((f"{kind}-{i}", roles) for i in range(count))
-
-
-class _Chunks:
-    """The step times that the batching policy `dynamic` needs, exact ones."""
-
-    def __init__(self, model: StepModel, most: int) -> None:
-        self._model, self._most = model, most
-
-    def decode_seconds(self, decodes: int, decode_context: int) -> float:
-        return self._model.decode_s(decodes, decode_context)
-
-    def prefill_seconds(self, tokens: int, context: int) -> float:
-        return self._model.chunks_s([(tokens, context)])
-
-    def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
-        low, high = 0, self._most + 1
-        while high - low > 1:
-            tokens = (low + high) // 2
-            fits = self._model.mixed_s([(tokens, prefill_context)], decodes, decode_context) <= seconds
-            low, high = (tokens, high) if fits else (low, tokens)
-        return low
 
 
 MOST_REAL_NODES = 64

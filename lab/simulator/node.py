@@ -88,7 +88,7 @@ class Node:
         self.queued_s = 0.0  # estimated prefill work of all of them
         self.batch, self.costs, self._noise = Batch(model, knows.lengths), knows.costs, knows.noise
         self._factor = 1.0  # of the running step, by a slow node
-        self._draft_s = 0.0  # of each running decode step, for KV of a draft model
+        self._draft_s = 0.0  # of each running step with decodes, for KV of a draft model
         self.busy_s = 0.0
         self.prompts_s = 0.0  # of it, in steps with prompts
         self.steps = 0
@@ -100,6 +100,7 @@ class Node:
         self._kv_tokens = model.kv_tokens - model.fixed_tokens
         self._segment: Segment | None = None
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
+        self._decoding = 0, 0  # decodes in the step with these, and the tokens that they attend to
         self._leaving: list[tuple[Job, Callable[[bool], None]]] = []  # at the end of the step
         self._version = 0
         self._idle = True
@@ -265,8 +266,10 @@ class Node:
             self._computing.append((job, tokens, job.retries))
         chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
         if running and not self._policy.decodes_wait:
-            seconds = self.model.mixed_s(chunks, running, context) + self.batch.catching_up()[1]
+            self._decoding, self._draft_s = (running, context), self.batch.catching_up()[1]
+            seconds = self.model.mixed_s(chunks, running, context) + self._draft_s
         else:
+            self._decoding = 0, 0
             seconds = self.model.chunks_s(chunks)
         self._version += 1
         self._loop.after(seconds * self._step_factor(now), self._chunked, self._version, now)
@@ -319,9 +322,11 @@ class Node:
         seconds = self._loop.now - begun
         self._stepped(seconds, 1)
         self.prompts_s += seconds
-        if not self.batch.running or self._policy.decodes_wait:
-            chunks = [(tokens, job.computed) for job, tokens, attempt in computed if job.retries == attempt]
-            if len(chunks) == len(computed):
+        chunks = [(tokens, job.computed) for job, tokens, attempt in computed if job.retries == attempt]
+        if len(chunks) == len(computed):
+            if self._decoding[0]:
+                self.costs.both(chunks, *self._decoding, seconds / self._factor - self._draft_s)
+            else:
                 self.costs.computed(chunks, seconds / self._factor)
         if self._policy.decodes_wait:
             self.batch.held_s += seconds

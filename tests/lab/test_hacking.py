@@ -22,7 +22,7 @@ from lab.ablations import command as ablation
 from lab.ablations import reproduce
 from lab.ablations.command import main as ablate
 from lab.ablations.common.own_policies import FIELDS, with_own
-from lab.ablations.simulated import ABLATIONS
+from lab.ablations.simulated import ABLATIONS, eviction
 from lab.simulator.command import main as simulate
 from net.transfer import engine as transfer
 from net.transfer.common.memory import Region
@@ -31,11 +31,8 @@ from sched.batching import StepLoad, Tuning
 from sched.placement.view import View
 from sched.rejection import Estimate
 from tests.engine.front.test_placing import DEMAND, MeasuredLinks, node
+from tests.lab.own_policies import DECIDES, EXAMPLES, PAGE, POLICIES, ROOT, all_six
 from tests.net.peers import channels
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/hacking.md").read_text()
-EXAMPLES = dict(re.findall(r"```python (\w+)\n(.*?)```", PAGE, re.DOTALL))
 
 
 @pytest.fixture
@@ -100,20 +97,10 @@ def test_orders_chunks_and_refusals(mine):
         refusals(parse(["--rejection", f"{file}:Halves"]))
 
 
-SIMULATED = {
-    "--placement": ("placement", "ShortestQueue"),
-    "--eviction": ("eviction", "Newest"),
-    "--cache-admission": ("admission", "Heads"),
-    "--queue-order": ("steps", "Longest"),
-    "--batching-policy": ("steps", "Halves"),
-    "--rejection": ("steps", "NoBatch"),
-}
-
-
-@pytest.mark.parametrize("flag", SIMULATED)
+@pytest.mark.parametrize("flag", POLICIES)
 def test_the_same_file_runs_in_the_simulator(mine, flag, tmp_path):
     """Its figures differ from those of the default: it is used."""
-    example, name = SIMULATED[flag]
+    example, name = POLICIES[flag]
     few = ["--requests", "60", "--prefill", "2", "--decode", "1", "--speed", "20"]
     few += ["--cache-blocks", "40", "--pool-blocks", "40", "--generate", "mixed" if flag == "--rejection" else "agents"]
     told = []
@@ -124,18 +111,33 @@ def test_the_same_file_runs_in_the_simulator(mine, flag, tmp_path):
     assert told[0] != told[1]
 
 
-@pytest.mark.parametrize("flag", SIMULATED)
+@pytest.mark.parametrize("flag", POLICIES)
 @pytest.mark.parametrize("command", [ablation, reproduce])
 def test_the_same_file_and_flag_add_a_case_to_every_ablation(mine, command, flag):
-    example, name = SIMULATED[flag]
+    example, name = POLICIES[flag]
     own, field = f"{mine(example)}:{name}", flag.removeprefix("--").replace("-", "_")
     *known, added = with_own(ABLATIONS["overlap"], command.parser().parse_args([flag, own])).cases(40)
     assert len(known) == 2 and getattr(added.config, field) == own and added.label.endswith(own)
     assert parse([flag, own]) is not None, "a node has the same flag"
 
 
+def test_all_six_together_decide_in_an_ablation_and_in_a_report(tmp_path, capsys, monkeypatch):
+    """In a pool that is full after few requests. They decide on nodes too: tests/e2e/test_own_policies.py."""
+    monkeypatch.setattr(eviction, "BLOCKS", 800)
+    own, called = all_six(tmp_path)
+    few = ["--requests", "60", "--workers", "1", *own]
+    assert ablate(["eviction", "--seeds", "1", *few]) == 0
+    assert "mine.py:Heads" in capsys.readouterr().out
+    assert set(called.read_text().split()) == DECIDES.keys()
+    called.write_text("")
+    report = tmp_path / "report"
+    assert reproduce.main(["--quick", "--only", "eviction", "--out", str(report), *few]) == 0
+    assert set(called.read_text().split()) == DECIDES.keys()
+    assert "mine.py:Longest" in (report / "report.md").read_text()
+
+
 def test_every_policy_of_a_user_has_an_example():
-    assert {flag.removeprefix("--").replace("-", "_") for flag in SIMULATED} == set(FIELDS)
+    assert {flag.removeprefix("--").replace("-", "_") for flag in POLICIES} == set(FIELDS)
 
 
 def test_the_same_file_is_one_more_case_of_an_ablation(mine, capsys):

@@ -113,3 +113,21 @@ def test_a_mutant_that_crashes_its_check_is_found(monkeypatch, tmp_path: Path, k
             command.found_by(None, kernel, tmp_path)
     else:
         assert signal.Signals(ends).name in (command.found_by(None, kernel, tmp_path) or "")
+
+
+def test_the_quick_grid_runs_on_a_mutant_of_tritons_kernels_in_the_interpreter(monkeypatch, tmp_path: Path) -> None:
+    """And the kernel is whole again afterwards."""
+    mutant = next(one for one in MUTANTS if one.kernel == "triton")
+    file, seen = tmp_path / mutant.file, []
+    file.parent.mkdir(parents=True)
+
+    def run(copy: Path, arguments: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        seen.append((arguments, more, file.read_text()))
+        return subprocess.CompletedProcess(arguments, 0, '["a step", "is wrong"]', "")
+
+    monkeypatch.setattr(command, "_run", run)
+    assert command.step_of(mutant, tmp_path) == "a step: is wrong"
+    module = "tests.attention.interpreted.first_fault"
+    assert seen == [(["-m", module], {"TRITON_INTERPRET": "1"}, mutant.applied(ROOT))]
+    assert file.read_text() == (ROOT / mutant.file).read_text()
+    assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from lab.ablations.common.ablation import Ablation, Case
+from lab.simulator.cluster import Cluster
+from lab.simulator.config import SimConfig
 
 FIELDS = ("placement", "eviction", "cache_admission", "queue_order", "batching_policy", "rejection")
 """Of SimConfig; the flags have the names of a node's."""
@@ -30,6 +32,11 @@ def with_own(ablation: Ablation[Any], args: Namespace) -> Ablation[Any]:
         return [*known, replace(known[-1], label=label, config=replace(known[-1].config, **changes))]
 
     return replace(ablation, cases=cases) if changes else ablation
+
+
+def check(args: Namespace) -> None:
+    """Whether there are such policies, before the first case runs. Raises OSError, ValueError naming the flag."""
+    Cluster(replace(SimConfig(prefill=1, decode=1), **named(args)))
 
 
 def named(args: Namespace) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A node's knowledge of the time of its own steps: fitted to noisy steps, as real nodes do, or exact.
 
 A real node measures a few steps at its start (--calibration-ms) and learns from every later one (engine/core/costs.py).
-Its records carry the fitted coefficients, so placement errs by the noise of the steps and by the form of the model.
+Its records carry the fitted coefficients, so placement errs by the noise of the steps and by the form of the model; so
+does --batching-policy dynamic. The start measures no step with both prompts and decodes: until the first of them, its
+estimate is the sum of both, as on a real node.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lab.simulator.models.step_models import Chunk, StepModel
+from sched import step_cost
+from sched.batching import ChunkPredictor
 from sched.cost import DecodeModel, PrefillModel, prefill_features
 
 KINDS = ("learnt", "exact")
@@ -23,6 +27,9 @@ BATCHES = ((1, 256), (8, 512), (32, 1024))
 
 class NodeCosts(Protocol):
     """Seconds, as the node expects them."""
+
+    chunks: ChunkPredictor
+    """Of steps with both prompts and decodes, for the batching policy."""
 
     @property
     def prefill(self) -> tuple[float, float, float]:
@@ -40,6 +47,30 @@ class NodeCosts(Protocol):
     def decoded(self, batch: int, context: float, seconds: float) -> None:
         """A decode step took so long."""
 
+    def both(self, chunks: Sequence[Chunk], batch: int, context: int, seconds: float) -> None:
+        """A step with chunks and `batch` decodes over `context` tokens in total took so long."""
+
+
+class ExactChunks:
+    """The times of steps with both prompts and decodes by the step model itself."""
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        return self._model.decode_s(decodes, decode_context)
+
+    def prefill_seconds(self, tokens: int, context: int) -> float:
+        return self._model.chunks_s([(tokens, context)])
+
+    def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
+        low, high = 0, self._model.chunk_tokens + 1
+        while high - low > 1:
+            tokens = (low + high) // 2
+            fits = self._model.mixed_s([(tokens, prefill_context)], decodes, decode_context) <= seconds
+            low, high = (tokens, high) if fits else (low, tokens)
+        return low
+
 
 class Exact:
     """Knows the step model itself."""
@@ -47,11 +78,15 @@ class Exact:
     def __init__(self, model: StepModel) -> None:
         self.prefill = model.prefill
         self.prompt_s, self.decode_s = model.prompt_s, model.decode_s
+        self.chunks: ChunkPredictor = ExactChunks(model)
 
     def computed(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """There is nothing to learn."""
 
     def decoded(self, batch: int, context: float, seconds: float) -> None:
+        """There is nothing to learn."""
+
+    def both(self, chunks: Sequence[Chunk], batch: int, context: int, seconds: float) -> None:
         """There is nothing to learn."""
 
 
@@ -62,6 +97,8 @@ class Learnt:
         """noise(): the factor of one measured step."""
         self._chunk_tokens = model.chunk_tokens
         self._prefill, self._decode = PrefillModel(), DecodeModel()
+        self._both = step_cost.StepModel(self._prefill, self._decode)
+        self.chunks: ChunkPredictor = self._both
         for tokens in CALIBRATION:
             for context in (0, tokens):
                 seconds = model.prefill_s(tokens, context) * noise()
@@ -86,6 +123,11 @@ class Learnt:
 
     def decoded(self, batch: int, context: float, seconds: float) -> None:
         self._decode.regression.observe((1.0, batch, context), seconds)
+
+    def both(self, chunks: Sequence[Chunk], batch: int, context: int, seconds: float) -> None:
+        tokens = sum(new for new, _ in chunks)
+        mean_context = round(sum(new * known for new, known in chunks) / tokens)  # as one chunk, like a real node
+        self._both.observe(batch, context, tokens, mean_context, seconds)
 
 
 def costs(kind: str, model: StepModel, noise: Callable[[], float]) -> NodeCosts:

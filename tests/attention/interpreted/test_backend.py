@@ -87,6 +87,20 @@ def test_strided_queries() -> None:
     assert_close(out, attend(case, torch.float64), attend(case, torch.float32))
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="it prepares the interpreter")
+def test_the_quick_grid_of_the_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first steps; scripts/tools.py mutants runs all of those in float32."""
+    from tests.attention.interpreted import first_fault
+
+    few = [point for point in first_fault.points(quick=True) if point.dtype == torch.float32][:4]
+    monkeypatch.setattr(first_fault, "points", lambda quick: few)
+    monkeypatch.setattr(first_fault, "sink_points", list)
+    assert len(few) == 4 and first_fault.first_fault() is None
+    monkeypatch.setattr(TritonBackend, "attend", lambda self, q, *rest, **options: torch.zeros_like(q))
+    step, fault = first_fault.first_fault() or ("", "")
+    assert step == str(few[0]) and "is off by" in fault
+
+
 @pytest.fixture
 def sparse() -> Tensor:
     """A pool whose blocks lie 2 GiB apart; on the CPU address space, of which only touched pages are memory."""

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from lab.ablations.common.ablation import Ablation, Estimated, run
+from lab.ablations.common.ablation import Ablation, Case, Estimated, run
 from lab.ablations.decoding.answers import (
     ANSWERS,
     APART,
     LENGTHS,
     MIXED,
+    MODEL,
     NODES,
+    PROMPT,
+    TBT_S,
     TTFT,
     agreement,
     cases,
@@ -22,6 +25,8 @@ from lab.ablations.decoding.answers import (
     rate_s,
     split,
 )
+from lab.formulas.roofs import chunking_s
+from lab.loads.changes import Alike
 from tests.lab.ablations.test_readings import table
 
 Values = dict[str, dict[str, Estimated]]
@@ -35,6 +40,33 @@ def only(*answers: int) -> Ablation:
 def test_the_simulator_agrees_where_the_difference_is_large():
     values = run(only(64), 300, 3, 1, lambda: None).values
     assert formula(64) == agreement(values, 64) == 1
+
+
+def flooded(answer: int, chunk_tokens: int = 0) -> int:
+    """`agreement` at twice the load of the ablation, where few requests show which way takes less node time; mixed
+    nodes with chunks of at most `chunk_tokens`."""
+    work = Alike(PROMPT, answer, 2 * rate_s(answer))
+
+    def changed(case: Case) -> Case:
+        config = replace(case.config, chunk_tokens=chunk_tokens) if case.config.mixed else case.config
+        return replace(case, config=config, workload=replace(case.workload, change=work))
+
+    known = only(answer)
+    values = run(replace(known, cases=lambda n: list(map(changed, known.cases(n)))), 150, 3, 1, lambda: None).values
+    return agreement(values, answer)
+
+
+def test_the_simulator_agrees_at_sixteen_tokens():
+    assert formula(16) == flooded(16) == 1
+
+
+def test_at_one_token_only_the_bound_of_steps_without_decodes_is_between_them():
+    """The formula bounds every step. An answer of one token is never decoded, so dynamic batching bounds none: then
+    mixed nodes take less time than separate ones. With the formula's chunks they take more, as it says."""
+    chunk = int(PROMPT * TBT_S / chunking_s(MODEL, PROMPT, 1, TBT_S))
+    assert 600 < chunk < MODEL.chunk_tokens
+    assert formula(1) == flooded(1, chunk) == 1
+    assert flooded(1) == -1
 
 
 def made(**signs: int) -> Values:

@@ -10,6 +10,7 @@ from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import StepModel
+from sched.batching import StepLoad
 from sched.classes import spell, with_objectives
 from sched.stretch import MOST
 
@@ -57,6 +58,35 @@ def test_dynamic_chunks_keep_the_time():
     rows = [TraceRow(0.0, 10, 60, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
     first, _ = ran(replace(BASE, batching_policy="dynamic", tbt_budget_s=0.2), rows).jobs
     assert 0.19 < first.longest_gap < 0.2001
+
+
+def test_dynamic_chunks_know_what_the_node_has_learnt():
+    """The start measures no step with prompts and decodes, which take three times as long here: the first of them is
+    too long, and the node learns from it. One that knew the step model would keep the limit from the first on."""
+    dear = replace(MODEL, mixed=(0.01, 0.0, 0.0, 3e-3, 0.0))
+    rows = [TraceRow(0.0, 10, 60, [1]), TraceRow(100.0, 900, 1, list(range(2, 9)))]
+    config = replace(BASE, batching_policy="dynamic", tbt_budget_s=0.2)
+    told = {}
+    for kind in ("learnt", "exact"):
+        cluster = ran(replace(config, step_models=kind), rows, dear)
+        told[kind] = [seconds for _, seconds in cluster.jobs[0].gaps if seconds > 0.05]
+    assert max(told["exact"]) <= 0.2 and len(told["exact"]) > 12
+    assert told["learnt"][0] == pytest.approx(0.01 + 0.57, rel=0.05), "190 tokens at the price of a prefill step"
+    assert max(told["learnt"][1:]) < 0.3 and len(told["learnt"]) > 5
+
+
+def test_noise_of_the_steps_is_noise_of_dynamic_chunks():
+    rows = [TraceRow(0.0, 10, 60, [1]), TraceRow(100.0, 900, 1, list(range(2, 9)))]
+    config = replace(BASE, batching_policy="dynamic", tbt_budget_s=0.2, step_noise=0.2)
+    chunks = {}
+    for kind in ("learnt", "exact"):
+        cluster = Cluster(replace(config, step_models=kind), MODEL)
+        policy, load = cluster.nodes[0]._policy, StepLoad(1000, 4, 400, 0)
+        before = policy.prefill_tokens(load)
+        cluster.played(rows)
+        chunks[kind] = before, policy.prefill_tokens(load)
+    assert chunks["exact"][0] == chunks["exact"][1] == 190
+    assert chunks["learnt"][0] != chunks["learnt"][1] and 190 not in chunks["learnt"]
 
 
 def test_without_a_fixed_limit_prompts_and_streams_miss_their_objectives_by_the_same_factor():

@@ -20,7 +20,7 @@ from engine.step.step import Step
 from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
-from lab.simulator.making import _Chunks
+from lab.simulator.models.costs import ExactChunks
 from lab.simulator.models.step_models import StepModel
 from sched.batching import Tuning, batching_policies
 from sched.classes import CLASSES
@@ -60,7 +60,7 @@ def load(seed: int, count: int, rate_s: float) -> list[TraceRow]:
 
 def production(rows: list[TraceRow], model: StepModel, batching: str, order: str, block: int) -> Played:
     """The engine's batcher; nothing else of a node."""
-    policy = batching_policies[batching](Tuning(CHUNK, TBT_S, _Chunks(model, BUDGET), CLASSES))
+    policy = batching_policies[batching](Tuning(CHUNK, TBT_S, ExactChunks(model), CLASSES))
     rules = BatchRules(prefix_caching=False, policy=policy, order=queue_orders[order](CLASSES))
     pool = BlockPool(model.kv_tokens // block)
     batcher = Batcher(pool, block, model.max_batch, BUDGET, 10**6, {-1}, rules)
