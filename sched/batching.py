@@ -28,9 +28,9 @@ MIN_CHUNK_TOKENS = 32
 """`dynamic` and BoundedSteps always allow this many prefill tokens, so that prompts do not starve."""
 
 SLOWDOWN = 4.0
-"""`dynamic` lets a step take this many times the time of its decodes, even beyond a fixed limit. If decoding alone nearly
-uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams. Objectives need no
-such rule: stretch.py weighs the prompts that wait against the streams."""
+"""`dynamic` lets a step take this many times the time of its decodes, even beyond a fixed limit. If decoding alone
+nearly uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams. Objectives
+need no such rule: stretch.py weighs the prompts that wait against the streams."""
 
 
 @dataclass(frozen=True, slots=True)

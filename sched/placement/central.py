@@ -2,6 +2,9 @@
 
 A comparison with `mooncake` shows what a scheduler without a centre loses, and what the centre costs: one question to
 every node per request.
+
+The choice, not the estimates, adds *tolls* for what prompts and decodes of one node take from each other (view.py).
+They are 0 on nodes of one role.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from sched.placement.view import View
 
 
 class CentralGreedy(TwoStages):
-    """Least TTFT, then the least time to decode among nodes with room; both with their tolls (costs.py)."""
+    """Least TTFT, then the least time to decode among nodes with room; both with their tolls."""
 
     asks_everybody = True
     tolls = True
@@ -43,10 +46,21 @@ class CentralGreedy(TwoStages):
         return super().place(now, demand, view, matched)
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
-        return self.drawn(least(costs.with_toll_s() if self.tolls else costs.ttft_s))
+        return self.drawn(least(prompts_s(costs) if self.tolls else costs.ttft_s))
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         """The fastest node with room. If no node has room the request will wait, so choose the most free blocks."""
-        if best := least(costs.with_toll_s() if self.tolls else costs.roomy_s()):
+        if best := least(decodes_s(costs) if self.tolls else costs.roomy_s()):
             return self.drawn(best)
         return max(able, key=lambda i: float(costs.headroom[i]))
+
+
+def prompts_s(costs: PrefillCosts) -> Vector:
+    """[N] `ttft_s` and the toll of the prompt."""
+    return costs.ttft_s + costs.work_s * costs.view.prompt_tolls()
+
+
+def decodes_s(costs: DecodeCosts) -> Vector:
+    """[N] `roomy_s()` and the tolls of the queue and of a first decode."""
+    output_s = costs.token_s * float(costs.demand.output_tokens)
+    return costs.roomy_s() + costs.view.queue_tolls_s() + output_s * costs.view.first_tolls()

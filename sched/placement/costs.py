@@ -9,9 +9,6 @@ the DRAM of the prefill nodes and the longest match names one of them; here it i
 node that has most of the prompt. Blocks on SSD must first be read into the DRAM of their homes, which takes equally
 long for all nodes. A node that computes the part from the first of them on before it is there fetches only the part in
 front of it.
-
-To the choice, not to the estimates, Algorithm 1 here adds *tolls* (view.py) for what prompts and decodes of one
-node take from each other. They are 0 on nodes of one role.
 """
 
 from __future__ import annotations
@@ -49,10 +46,6 @@ class PrefillCosts:
     @property
     def wait_s(self) -> Vector:
         return np.maximum(self.view.work_until - self.now, 0.0)
-
-    def with_toll_s(self) -> Vector:
-        """`ttft_s` and the toll of the prompt."""
-        return self.ttft_s + self.work_s * self.view.prompt_tolls()
 
     def able(self) -> list[int]:
         return _places(self.ttft_s < np.inf)
@@ -178,11 +171,6 @@ class DecodeCosts:
     def roomy_s(self) -> Vector:
         """`decode_s`, but infinite for nodes without enough free blocks now."""
         return np.where(self.headroom >= 0, self.decode_s, np.inf)
-
-    def with_toll_s(self) -> Vector:
-        """`roomy_s` and the tolls of the queue and of a first decode."""
-        output_s = self.token_s * float(self.demand.output_tokens)
-        return self.roomy_s() + self.view.queue_tolls_s() + output_s * self.view.first_tolls()
 
     def row(self, i: int) -> Row:
         handover_s, token_s = float(self.handover_s[i]), float(self.token_s[i])

@@ -96,7 +96,8 @@ def place_few(
     tolls: bool = True,
 ) -> Placement | Rejected | None:
     """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. `find`: a faster
-    `find_few`. `tolls`: whether they count (view.py). None: no node can prefill the request, or no node can decode it; `drawn` was not called."""
+    `find_few`. `tolls`: whether they count (view.py). None: no node can prefill the request, or no node can decode it;
+    `drawn` was not called."""
     fetched = view.fetch_each() if fetches and demand.pool_tokens else NO_PATHS
     table = view.table.tobytes()
     found = (find or find_few)(now, demand, view, table, matched, threshold, fetched, drawn, tolls)

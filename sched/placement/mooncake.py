@@ -17,7 +17,7 @@ import numpy as np
 
 from sched.admission import Limits
 from sched.membership.member import Rng
-from sched.placement.central import CentralGreedy
+from sched.placement.central import CentralGreedy, prompts_s
 from sched.placement.costs import most_local_of, prefill_costs
 from sched.placement.demand import Demand
 from sched.placement.few import Finder
@@ -57,10 +57,10 @@ def width_of(view: View) -> int:
 
 
 def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
-    """`now` + `prefill_costs(...).with_toll_s()`, for callers that only need the cheapest nodes: half the work, unless
+    """`now` + `prompts_s(prefill_costs(...))`, for callers that only need the cheapest nodes: half the work, unless
     a part of the prefix is on SSD."""
     if fetch and demand.ssd_s:
-        return now + prefill_costs(now, demand, view, matched, threshold).with_toll_s()
+        return now + prompts_s(prefill_costs(now, demand, view, matched, threshold))
     n, powers = float(demand.num_tokens), view.powers
     powers[1], powers[2] = n, n * n
     rank: Vector = powers.dot(view.prefill)

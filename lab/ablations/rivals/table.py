@@ -15,8 +15,8 @@ LOADS = {
     "synthetic": ("synthetic", 1.0),
     "agents x4": ("agents", 4.0),
 }
-"""Load -> (trace or generator, how much faster than recorded). At x2 the prefill nodes of a fixed split of 8 and 8 nodes
-are overloaded."""
+"""Load -> (trace or generator, how much faster than recorded). At x2 the prefill nodes of a fixed split into 8
+and 8 nodes are overloaded."""
 
 
 def cases(requests: int | None) -> list[Case]:
