@@ -22,15 +22,15 @@ from math import inf
 from typing import Protocol
 
 from sched.classes import CLASSES, Classes
-from sched.stretch import Waiting, stretch
+from sched.stretch import MOST, Waiting, stretch
 
 MIN_CHUNK_TOKENS = 32
 """`dynamic` and BoundedSteps always allow this many prefill tokens, so that prompts do not starve."""
 
 SLOWDOWN = 4.0
 """`dynamic` lets a step take this many times the time of its decodes, even beyond a fixed limit. If decoding alone
-nearly uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams. Objectives
-need no such rule: stretch.py weighs the prompts that wait against the streams."""
+nearly uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams. With
+objectives that holds only where all miss theirs anyway: until then stretch.py weighs prompts against streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,14 @@ class DynamicChunks:
         if not load.decodes:
             return load.budget
         alone = self._predictor.decode_seconds(load.decodes, load.decode_context)
-        seconds = max(self.tbt_s, SLOWDOWN * alone) if self.tbt_s else self._by_objectives(load, alone)
+        seconds = self._by_objectives(load, alone) if not self.tbt_s else max(self.tbt_s, SLOWDOWN * alone)
         chunk = self._predictor.largest_chunk(seconds, load.decodes, load.decode_context, load.prefill_context)
         return max(MIN_CHUNK_TOKENS, chunk)
 
     def _by_objectives(self, load: StepLoad, alone_s: float) -> float:
         tbt_s = min(self._classes[name].tbt_s for name in load.classes)
-        return tbt_s * stretch(load.prompts, alone_s, tbt_s, self._classes, self._predictor.prefill_seconds)
+        found = stretch(load.prompts, alone_s, tbt_s, self._classes, self._predictor.prefill_seconds)
+        return tbt_s * found if found < MOST else max(tbt_s * MOST, SLOWDOWN * alone_s)
 
 
 class StepPredictor(ChunkPredictor, Protocol):

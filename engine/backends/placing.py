@@ -109,7 +109,7 @@ class WorkerPlacer:
 
     def _view(self, workers: Sequence[Worker], now: float) -> View:
         nodes = [one.load.candidate(one.name, now, self.block_size) for one in workers]
-        return View(now, nodes, Apart(), self._rules.max_waiting)
+        return View(now, nodes, Apart(), self._rules.max_waiting, tolls=False)  # a worker does both of a request
 
     def _matched(self, request: Request, workers: Sequence[Worker]) -> list[int]:
         """Leading tokens of the prompt that each worker holds; the last token is always computed."""

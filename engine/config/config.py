@@ -54,6 +54,12 @@ class Config(ScalingFields):
         tuple(placements),
         file=True,
     )
+    placement_tolls: bool = flag(
+        True,
+        "scheduling",
+        "on nodes that prefill and decode, --placement mooncake keeps prompts and decodes apart while there is room, "
+        "because they delay each other",
+    )
     kvcache_balancing_threshold: float = flag(
         1.5,
         "scheduling",

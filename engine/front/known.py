@@ -128,13 +128,21 @@ class Neighbours:
     """Keeps the newest `Known`."""
 
     def __init__(
-        self, gossip: Gossip, links: MeasuredLinks, max_waiting: int, rng: Rng, geometry: BlockGeometry
+        self,
+        gossip: Gossip,
+        links: MeasuredLinks,
+        max_waiting: int,
+        rng: Rng,
+        geometry: BlockGeometry,
+        *,
+        tolls: bool = True,
     ) -> None:
-        """geometry: of the cluster's blocks."""
+        """geometry: of the cluster's blocks. tolls: see --placement-tolls."""
         self.unlike = UnlikeNodes((), geometry)
         self._geometry = geometry
         self.arrivals = ArrivalRate()
         self._gossip, self._links, self._max_waiting, self._rng = gossip, links, max_waiting, rng
+        self._tolls = tolls
         self._matcher = Matcher(lambda: gossip.core.digests.holders, borders_of(geometry))
         self._layout: _Layout | None = None
         self._known: Known | None = None
@@ -157,7 +165,7 @@ class Neighbours:
         chosen = records[layout.rows]
         age_s = float(chosen["age_s"].mean()) if layout.here else 0.0
         expected = self.arrivals.per_s(now) * len(layout.here) * age_s
-        view = View.of_records(now, layout.here, chosen, self._links, self._max_waiting, expected)
+        view = View.of_records(now, layout.here, chosen, self._links, self._max_waiting, expected, tolls=self._tolls)
         elsewhere = self._gossip.elsewhere(self._rng)
         asked = layout.strangers[:MAX_STRANGERS] + elsewhere
         sites = layout.sites.union(member.site for member in elsewhere)
@@ -179,8 +187,11 @@ class Neighbours:
         given = list(answers.values())
         records = np.frombuffer(bytearray(b"".join(answer.record for answer in given)), RECORD)
         records["work_s"] += [answer.claimed_s for answer in given]
-        view = View.of_records(now, [answer.member for answer in given], records, self._links, self._max_waiting)
+        members = [answer.member for answer in given]
+        view = View.of_records(now, members, records, self._links, self._max_waiting, tolls=self._tolls)
         for i, answer in enumerate(given):
+            if answer.claimed_s and view.a1[i]:
+                view.queued_tokens[i] += answer.claimed_s / view.a1[i]
             if answer.ahead is not None:
                 view.step_soon_s[i], view.step_alone_s[i], view.decode_s[i] = answer.ahead
         return view

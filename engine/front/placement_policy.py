@@ -32,6 +32,8 @@ def placement_policy(config: Config, rng: Rng, price: Price = equal_prices) -> P
         if isinstance(kind, type) and issubclass(kind, ByObjectives):
             more["classes"] = config.classes
         limits = Limits(config.max_waiting_requests)
-        return kind(limits, rng, config.kvcache_balancing_threshold, **more)
+        policy = kind(limits, rng, config.kvcache_balancing_threshold, **more)
+        policy.tolls = getattr(policy, "tolls", False) and config.placement_tolls
+        return policy
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None

@@ -16,10 +16,10 @@ from engine.observe.estimate_errors import WINDOW_S, merged
 from engine.observe.node_client import NoAnswer, NodeClient, add_flags
 
 PREFILL_COLUMNS = (
-    *("wait_s", "transfer_s", "prefill_s", "ttft_s"),
+    *("wait_s", "transfer_s", "prefill_s", "ttft_s", "toll_s"),
     *("local_tokens", "pool_tokens", "ssd_tokens", "prefix_source"),
 )
-DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "running", "headroom_blocks")
+DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "toll_s", "running", "headroom_blocks")
 COST_COLUMNS = ("node_cost", "cost")
 """Per hour, and of this request, with --placement mooncake-cost."""
 PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
@@ -206,7 +206,7 @@ def _decision(decision: dict[str, Any]) -> list[str]:
         rows = [
             (
                 ("* " if row["node"] == decision[stage] else "  ") + row["node"],
-                *(row[c] for c in columns),
+                *(row.get(c, "") for c in columns),  # nodes of an older version tell no tolls
                 row["skipped"],
             )
             for row in decision["considered"]

@@ -82,6 +82,7 @@ class SimConfig:
     cell_nodes: int = 0  # maximum nodes of a cell, see sched/gossip/cells.py; 0 = one cell
     cell_s: float = 2.0  # time until other cells know a change of a cell's load
     entry_skew: float = 0.0  # share of the requests that arrive at the first cell only
+    tolls: bool = True  # of prompts and decodes on mixed nodes, see sched/placement/view.py
     intents: bool = True  # prefixes that are being computed are announced, see sched/gossip/intents.py
     decode_ahead: bool = True  # probed decode nodes include promised requests in their step time
     links: str = "rails"  # knowledge of transfer times, see lab/simulator/links.py

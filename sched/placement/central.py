@@ -39,18 +39,18 @@ class CentralGreedy(TwoStages):
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
         if self._as_written and len(view) <= MAX_FEW_NODES:
             placed = place_few(
-                now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn, self.find, self.tolls
+                now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn, self.find
             )
             if placed is not None:
                 return placed
         return super().place(now, demand, view, matched)
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
-        return self.drawn(least(prompts_s(costs) if self.tolls else costs.ttft_s))
+        return self.drawn(least(prompts_s(costs)))
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         """The fastest node with room. If no node has room the request will wait, so choose the most free blocks."""
-        if best := least(decodes_s(costs) if self.tolls else costs.roomy_s()):
+        if best := least(decodes_s(costs)):
             return self.drawn(best)
         return max(able, key=lambda i: float(costs.headroom[i]))
 

@@ -74,6 +74,7 @@ class PrefillCosts:
             "transfer_s": transfer_s,
             "prefill_s": prefill_s,
             "ttft_s": wait_s + transfer_s + prefill_s,
+            "toll_s": float(self.work_s[i] * self.view.prompt_tolls()[i]),
         }
 
     def rows(self, most: int) -> list[Row]:
@@ -185,7 +186,8 @@ class DecodeCosts:
             "handover_s": handover_s,
             "step_s": float(self.view.step_s[i]),
             "token_s": token_s,
-            "decode_s": handover_s + self.demand.output_tokens * token_s,
+            "decode_s": handover_s + (output_s := self.demand.output_tokens * token_s),
+            "toll_s": float(self.view.queue_tolls_s()[i] + output_s * self.view.first_tolls()[i]),
         }
 
     def rows(self, most: int) -> list[Row]:

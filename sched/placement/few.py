@@ -18,7 +18,7 @@ from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, 
 from sched.placement.demand import Demand
 from sched.placement.links import Lines, Paths, Place, Vector, columns
 from sched.placement.record_table import COLUMNS
-from sched.placement.view import TOLL_OF_FIRST, TOLL_OF_PROMPT, TOLL_OF_QUEUE, View
+from sched.placement.view import PROMPT_TOLL_MOST, TOLL_OF_FIRST, TOLL_OF_PROMPT, TOLL_OF_QUEUE, View
 
 MAX_FEW_NODES = 48
 """Up to this many nodes, plain floats are faster than columns."""
@@ -33,10 +33,10 @@ each node, prefix_tokens (tokens not computed), whether they are fetched (1.0 or
 node, wait_s, transfer_s, prefill_s, handover_s, step_s."""
 
 Drawn = Callable[[list[int]], int]
-Finder = Callable[[float, Demand, View, bytes, Vector, float, Paths, Drawn, bool], Found | None]
-"""(now, demand, view, table, matched, threshold, fetched, drawn, tolls). `table`: the bytes of the view's table;
-`fetched`: paths from the pool into each node, empty if nothing can be fetched; `tolls`: whether they count. None: no
-node can prefill the request, or no node can decode it; `drawn` was not called."""
+Finder = Callable[[float, Demand, View, bytes, Vector, float, Paths, Drawn], Found | None]
+"""(now, demand, view, table, matched, threshold, fetched, drawn). `table`: the bytes of the view's table; `fetched`:
+paths from the pool into each node, empty if nothing can be fetched. None: no node can prefill the request, or no node
+can decode it; `drawn` was not called."""
 
 
 @dataclass(slots=True)
@@ -93,14 +93,12 @@ def place_few(
     limits: Limits,
     drawn: Drawn,
     find: Finder | None = None,
-    tolls: bool = True,
 ) -> Placement | Rejected | None:
     """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. `find`: a faster
-    `find_few`. `tolls`: whether they count (view.py). None: no node can prefill the request, or no node can decode it;
-    `drawn` was not called."""
+    `find_few`. None: no node can prefill the request, or no node can decode it; `drawn` was not called."""
     fetched = view.fetch_each() if fetches and demand.pool_tokens else NO_PATHS
     table = view.table.tobytes()
-    found = (find or find_few)(now, demand, view, table, matched, threshold, fetched, drawn, tolls)
+    found = (find or find_few)(now, demand, view, table, matched, threshold, fetched, drawn)
     if found is None:
         return None
     source, target, handed_over, prefix, fetching, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s = found
@@ -135,7 +133,6 @@ def find_few(
     threshold: float,
     fetched: Paths,
     drawn: Drawn,
-    tolls: bool = True,
 ) -> Found | None:
     """See Finder. A node whose queue alone takes longer than the best estimate so far is passed over."""
     tokens, block_size = demand.num_tokens, demand.block_size
@@ -146,16 +143,15 @@ def find_few(
     nn, left, left_squared = n * n, n - pooled, n * n - pooled * pooled
     nodes: list[list[float]] = view.table.T.tolist()
     local: list[float] = matched.tolist()
-    of_prompt, of_queue, of_first = (TOLL_OF_PROMPT, TOLL_OF_QUEUE, TOLL_OF_FIRST) if tolls else (0.0, 0.0, 0.0)
 
     best, able = inf, []
     decoders: list[tuple[int, float, float, float, float]] = []  # (node, free blocks, seconds per token, tolls)
-    for i, (a0, a1, a2, at, _, shut, _, running, queued, free, total, step, soon, _, _, _) in enumerate(nodes):
+    for i, (a0, a1, a2, at, _, shut, _, running, queued, free, total, step, soon, _, _, _, tolled) in enumerate(nodes):
         if total * block_size <= tokens:
             continue
         if not shut:
-            first = of_first if running == 0.0 and at < inf else 0.0
-            decoders.append((i, free, step if step > soon else soon, of_queue * (a1 * queued), first))
+            first = TOLL_OF_FIRST * tolled if running == 0.0 else 0.0
+            decoders.append((i, free, step if step > soon else soon, TOLL_OF_QUEUE * (a1 * queued) * tolled, first))
         wait_s = at - now
         if wait_s > best:
             continue
@@ -175,7 +171,7 @@ def find_few(
                 fetch_s = inf
             if fetch_s < ttft_s:
                 ttft_s = fetch_s
-        toll_s = 0.0 if shut else ttft_s * (of_prompt * running)
+        toll_s = ttft_s * (min(TOLL_OF_PROMPT * running, PROMPT_TOLL_MOST) * tolled)
         if wait_s > 0.0:
             ttft_s += wait_s
         ttft_s += toll_s

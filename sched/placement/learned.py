@@ -19,6 +19,7 @@ from typing import Protocol
 
 from sched.admission import Limits
 from sched.membership.member import Rng
+from sched.placement.central import prompts_s
 from sched.placement.costs import PrefillCosts, Row
 from sched.placement.mooncake import Compiled, MooncakePlacement
 
@@ -105,12 +106,13 @@ class LearnedPlacement(MooncakePlacement):
         self.decided += 1
         if not self.trusted:
             return super().choose_prefill(costs, able)
-        best = float(costs.ttft_s[able].min())
-        inside = envelope(costs.ttft_s[able].tolist(), able, self.slack)
+        ttft_s = prompts_s(costs)
+        best = float(ttft_s[able].min())
+        inside = envelope(ttft_s[able].tolist(), able, self.slack)
         predicted = {i: self._predicted(costs.row(i)) for i in inside}
         least = min(predicted.values())
         chosen = self.drawn([i for i in inside if predicted[i] <= least])
-        estimate = float(costs.ttft_s[chosen])
+        estimate = float(ttft_s[chosen])
         self.departed += estimate > best
         self.worst = max(self.worst, estimate / best if best > 0 else 1.0)
         return chosen

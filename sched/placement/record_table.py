@@ -20,7 +20,7 @@ SLOW = 1.5
 
 COLUMNS = (
     "a0", "a1", "a2", "open_at", "work_until", "closed_decode", "waiting", "running", "queued_tokens", "free_blocks",
-    "total_blocks", "step_s", "step_soon_s", "step_alone_s", "decode_s", "age_s",
+    "total_blocks", "step_s", "step_soon_s", "step_alone_s", "decode_s", "age_s", "tolled",
 )  # fmt: skip
 """Rows of a view's table; each is also an attribute of the view."""
 

@@ -192,6 +192,7 @@ class NetKV(CentralGreedy):
     Kept: a greedy choice over all decode nodes with room, tiers of distance, and a load that gossip reports. Left out:
     the load of the switches, which no node can see."""
 
+    tolls = False
     busiest = 0.95
     remembered = 50
     """Placements over which the usual load is a mean: measured paths forget after dozens of transfers too."""

@@ -24,6 +24,7 @@ class TwoStages(ABC):
 
     fetches = True  # prefixes may come from the pool
     asks_everybody = False  # ask all nodes, like a central scheduler
+    tolls = False  # whether its views have tolls (view.py)
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
         if not threshold >= 1:

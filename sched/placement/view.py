@@ -6,7 +6,7 @@ chosen node in place, so that the next one sees it (LSQ, reference/scheduling.md
 Prompts and decodes of one node delay each other, which no estimate knows. *Tolls* stand for that: a prompt counts more
 where requests decode; a decode counts more where prompts wait, and on a node that has no request, so that decodes stay
 together. Prompts and decodes then part by themselves while there is room, and share all nodes when there is none. Nodes
-of one role have no toll.
+of one role have no toll (--placement-tolls).
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
 
 TOLL_OF_PROMPT = 0.125
-"""Share of a prompt's own time that its toll is, per request on the node."""
+"""Share of a prompt's own time that its toll is, per request that has a seat on the node."""
+
+PROMPT_TOLL_MOST = 4.0
+"""Largest such share: a prefix that is cached on a busy node must still count."""
 
 TOLL_OF_QUEUE = 20.0
 """Seconds that the toll is per second of queued prompts: a decode lasts longer than this queue, and more prompts
@@ -77,22 +80,23 @@ class Candidate:
 
     @property
     def column(self) -> tuple[float, ...]:
-        """The node's column in a view's table. The view fills in open_at and closed_decode."""
+        """The node's column in a view's table. The view fills in open_at, closed_decode and tolled."""
         return (
             *self.prefill, 0.0, self.wait_s, 0.0, self.waiting, self.running, self.queued_tokens, self.free_blocks,
-            self.total_blocks, self.step_s, self.step_soon_s, self.step_alone_s, self.decode_s, self.age_s,
+            self.total_blocks, self.step_s, self.step_soon_s, self.step_alone_s, self.decode_s, self.age_s, 0.0,
         )  # fmt: skip
 
 
 class View:
     """Columns of length N over the nodes; times are on the clock of `now`. `matched` in other files has the same order.
 
-    table [16, N]    a row for each of COLUMNS
+    table [17, N]    a row for each of COLUMNS
     prefill [3, N]   coefficients of the nodes' prefill models, the first rows of the table
     powers [3]       1, n, n^2 of the current prompt, the factors of the coefficients; scratch memory, shared by copies
     work_until       time at which the accepted prefill work will be done
     open_at          work_until, but infinite for nodes that take no prompt: another role, or a full queue
     closed_decode    infinite for nodes that take no decodes, otherwise 0
+    tolled           1 for nodes that prefill and decode, if tolls count, otherwise 0
     prefills, decodes, stages    flags: the node prefills, decodes, can compute some of the layers of a prompt
     nics [2, N]      shares of the nodes' networks that receive and that send; views may share them: never in place
     """
@@ -116,6 +120,7 @@ class View:
     step_alone_s: Vector
     decode_s: Vector
     age_s: Vector
+    tolled: Vector
     nics: Table
 
     def __init__(
@@ -125,9 +130,11 @@ class View:
         links: Links,
         max_waiting: int,
         expected_arrivals: float = 0.0,
+        *,
+        tolls: bool = True,
     ) -> None:
         """`expected_arrivals`: requests that the cluster has probably placed since these records were written."""
-        self._begin(links, max_waiting, expected_arrivals)
+        self._begin(links, max_waiting, expected_arrivals, tolls)
         columns = np.array([node.column for node in nodes], dtype=np.float64).reshape(-1, len(COLUMNS))
         self._fill(
             now,
@@ -148,10 +155,12 @@ class View:
         links: Links,
         max_waiting: int,
         expected_arrivals: float = 0.0,
+        *,
+        tolls: bool = True,
     ) -> View:
         """A view of `members`, each with a row of `records` (sched/gossip/record.py), at time `now`."""
         view = cls.__new__(cls)  # the table is made from arrays, not from candidates
-        view._begin(links, max_waiting, expected_arrivals)
+        view._begin(links, max_waiting, expected_arrivals, tolls)
         told = np.where(records["flags"] == 0, np.uint16(0xFFFF), records["flags"])
         able = np.array([_role_bits(member.roles) for member in members], dtype=np.uint16) & told
         prefills, decodes = (able & np.uint16(ROLE_BITS[role]) != 0 for role in ("prefill", "decode"))
@@ -160,18 +169,24 @@ class View:
         view.nics = np.array((records["nic_in"], records["nic_out"])) / 255.0
         return view
 
-    def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
-        self._links, self.max_waiting, self.expected_arrivals = links, max_waiting, expected_arrivals
+    def _begin(self, links: Links, max_waiting: int, expected_arrivals: float, tolls: bool) -> None:
+        self._links, self.max_waiting, self.expected_arrivals, self._tolls = (
+            links,
+            max_waiting,
+            expected_arrivals,
+            tolls,
+        )
         self.powers = np.ones(3)
 
     def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags, stages: Flags) -> None:
-        """Take a table with relative times; computes open_at and closed_decode."""
+        """Take a table with relative times; computes open_at, closed_decode and tolled."""
         self.ids, self.prefills, self.decodes, self.stages = ids, prefills, decodes, stages
         self._attach(table)
         self.work_until += now
         full = self.waiting >= self.max_waiting
         self.open_at[:] = np.where(prefills & ~full, self.work_until, np.inf)
         self.closed_decode[:] = np.where(decodes & ~full, 0.0, np.inf)
+        self.tolled[:] = prefills & decodes & self._tolls
         self._handover: dict[str, Lines] = {}
         self._fetch: dict[float, Lines] = {}
 
@@ -190,16 +205,16 @@ class View:
 
     def prompt_tolls(self) -> Vector:
         """[N] The toll of a prompt as a share of its own time."""
-        return np.where(self.closed_decode == 0.0, TOLL_OF_PROMPT * self.running, 0.0)
+        return np.minimum(TOLL_OF_PROMPT * self.running, PROMPT_TOLL_MOST) * self.tolled
 
     def queue_tolls_s(self) -> Vector:
         """[N] The toll of the queue on a decode in seconds. It counts the queue in tokens, because the rest of a step
         of decodes is work too."""
-        return TOLL_OF_QUEUE * (self.a1 * self.queued_tokens)
+        return TOLL_OF_QUEUE * (self.a1 * self.queued_tokens) * self.tolled
 
     def first_tolls(self) -> Vector:
         """[N] The toll of the first decode as a share of its own time."""
-        return np.where((self.running == 0.0) & (self.open_at < np.inf), TOLL_OF_FIRST, 0.0)
+        return np.where(self.running == 0.0, TOLL_OF_FIRST, 0.0) * self.tolled
 
     def fetch(self, token_bytes: float) -> Lines:
         """(latency_s, seconds per token) of loading tokens of that many bytes from the pool into each node."""

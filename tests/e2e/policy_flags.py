@@ -218,6 +218,7 @@ OTHERS = {
 SWITCHES = {
     "enable_prefix_caching": "test_switches.py::test_prefix_caching",
     "block_checksums": "test_switches.py::test_block_checksums",
+    "placement_tolls": "test_switches.py::test_placement_tolls",
     "prefix_intents": "test_switches.py::test_prefix_intents",
     "weights_from_store": "test_pool_contents.py::test_encoded_prefixes_and_weights",
     "enforce_eager": "../engine/model/test_graphs.py::test_a_runner_replays_small_steps_and_computes_the_others",

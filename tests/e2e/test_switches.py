@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import mmap
+import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +17,7 @@ from engine.config.machine import free_bytes, total_bytes
 from engine.node.local_store import DRAM_REGION
 from lab.launch import rest
 from lab.launch.nodes import Node
-from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
+from tests.e2e.conftest import TINY, Start, complete, settled, timeline, wait_until
 
 BLOCK, BLOCK_BYTES = 16, 12288
 """Tokens and bytes of a block of the tiny model."""
@@ -93,6 +97,56 @@ def test_prefix_intents(start: Start, tiny_model: list[str]):
         found = [sum(computing(urls, i * BURSTS + n) for n in range(BURSTS)) for i, urls in enumerate((those, others))]
         settled(cluster)
     assert found[0] > 0 == found[1]
+
+
+def seats(node: Node) -> int:
+    """Requests that it computes or decodes."""
+    found: int = rest.get(f"{node.url}/debug/state")["engine"]["running"]
+    return found
+
+
+def placed(url: str, prompt: list[int]) -> dict[str, Any]:
+    """This node's decision for a prompt."""
+    (decision,) = timeline(url, complete(url, prompt, 8, ignore_eos=True)["id"])["decisions"]
+    found: dict[str, Any] = decision
+    return found
+
+
+def test_placement_tolls(start: Start, tiny_model: list[str], tmp_path: Path):
+    """While one of two nodes decodes, prompts pay a toll there, and decodes pay one on the other node; without the
+    switch nobody pays. The node that accepts a request decides."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"num_hidden_layers": 16}))
+    shutil.copy(Path(tiny_model[1]) / "tokenizer.json", tmp_path)
+    model = ["--model", str(tmp_path), *tiny_model[2:], "--no-enable-prefix-caching"]
+    with start("mixed=2", *model, role_flags={"mixed-1": ["--no-placement-tolls"]}) as cluster:
+        urls = [node.url for node in cluster.nodes]
+        for url in urls:  # so that every node knows the other one
+            complete(url, PROMPT, 1)
+        ended = threading.Event()
+
+        def decode() -> None:
+            while not ended.is_set():
+                complete(urls[0], PROMPT, 1600, ignore_eos=True)
+
+        with ThreadPoolExecutor(1) as client:
+            client.submit(decode)
+            try:
+                wait_until(lambda: any(map(seats, cluster.nodes)), "it has a seat")
+                tolled, free = ([placed(url, [*PROMPT, number]) for number in range(4)] for url in urls)
+            finally:
+                ended.set()
+        settled(cluster)
+    paid = []
+    for decision in (*tolled, *free):
+        for stage, estimate in (("prefill", "ttft_s"), ("decode", "decode_s")):
+            rows = {row["node"]: row for row in decision["considered"] if row["stage"] == stage and not row["skipped"]}
+            total = {node: row[estimate] + row["toll_s"] for node, row in rows.items()}
+            assert decision[stage] == min(total, key=total.__getitem__), rows
+            if decision in tolled:
+                paid += [(stage, row.get("running")) for row in rows.values() if row["toll_s"] > 0]
+            else:
+                assert not any(row["toll_s"] for row in rows.values()), rows
+    assert ("prefill", None) in paid and ("decode", 0) in paid, paid
 
 
 def shared_bytes(node: Node) -> int:

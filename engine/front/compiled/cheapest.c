@@ -6,10 +6,10 @@
 #include <math.h>
 #include <stdint.h>
 
-enum { A0, A1, A2, OPEN_AT, CLOSED = 5, RUNNING = 7, TOTAL_BLOCKS = 10, CHUNK = 64 };
+enum { A0, A1, A2, OPEN_AT, RUNNING = 7, TOTAL_BLOCKS = 10, TOLLED = 16, CHUNK = 64 };
 /* The same names as in the reference. */
 enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MAX_WIDTH = 256 };
-static const double TOLL_OF_PROMPT = 0.125; /* of sched/placement/view.py */
+static const double TOLL_OF_PROMPT = 0.125, PROMPT_TOLL_MOST = 4.0; /* of sched/placement/view.py */
 enum { MAX_CHOSEN = 32 }; /* all nodes of a small cluster, a holder and four decode nodes, or seven draws */
 
 #if defined(__x86_64__)
@@ -20,7 +20,7 @@ enum { MAX_CHOSEN = 32 }; /* all nodes of a small cluster, a holder and four dec
 
 /* What View.address points at. */
 struct view {
-    const double *table; /* [16, nodes] */
+    const double *table; /* [17, nodes] */
     int64_t nodes;
     const uint8_t *prefills; /* [nodes]: has the role */
     const int64_t *order;    /* [orders]: those that decode, the fastest first */
@@ -105,7 +105,7 @@ FASTEST static int64_t cheapest(const struct view *view, const double *matched, 
     int64_t nodes = view->nodes, count = 0;
     const double *a0 = view->table + A0 * nodes, *a1 = view->table + A1 * nodes, *a2 = view->table + A2 * nodes;
     const double *open_at = view->table + OPEN_AT * nodes, *total = view->table + TOTAL_BLOCKS * nodes;
-    const double *closed = view->table + CLOSED * nodes, *running = view->table + RUNNING * nodes;
+    const double *tolled = view->table + TOLLED * nodes, *running = view->table + RUNNING * nodes;
     double rank[CHUNK], costs[MAX_WIDTH], squared = tokens * tokens, limit = INFINITY;
     for (int64_t from = 0; from < nodes; from += CHUNK) {
         int64_t size = nodes - from < CHUNK ? nodes - from : CHUNK;
@@ -121,7 +121,8 @@ FASTEST static int64_t cheapest(const struct view *view, const double *matched, 
         for (int64_t j = 0; j < size; j++) {
             int64_t i = from + j;
             double at = open_at[i] > now ? open_at[i] : now;
-            double toll = closed[i] == 0.0 ? TOLL_OF_PROMPT * running[i] : 0.0;
+            double toll = TOLL_OF_PROMPT * running[i];
+            toll = (toll < PROMPT_TOLL_MOST ? toll : PROMPT_TOLL_MOST) * tolled[i];
             double cost = rank[j] + rank[j] * toll + at;
             rank[j] = total[i] * block_size <= tokens ? INFINITY : cost;
         }

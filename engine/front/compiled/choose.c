@@ -4,19 +4,19 @@
 #include <math.h>
 #include <stdint.h>
 
-enum { A0, A1, A2, OPEN_AT, WORK_UNTIL, CLOSED, WAITING, RUNNING, QUEUED, FREE, TOTAL, STEP, SOON };
+enum { A0, A1, A2, OPEN_AT, WORK_UNTIL, CLOSED, WAITING, RUNNING, QUEUED, FREE, TOTAL, STEP, SOON, TOLLED = 16 };
 /* Rows of a view's table. */
-static const double TOLL_OF_PROMPT = 0.125, TOLL_OF_QUEUE = 20.0, TOLL_OF_FIRST = 1.0; /* of sched/placement/view.py */
+static const double TOLL_OF_PROMPT = 0.125, PROMPT_TOLL_MOST = 4.0, TOLL_OF_QUEUE = 20.0, TOLL_OF_FIRST = 1.0;
+/* Of sched/placement/view.py. */
 enum { MAX_NODES = 48 }; /* of sched/placement/few.py */
 enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 /* The question, the answer, and the best nodes of a stage, which are equals. engine/front/compiled/choose.py reads
-   and writes it as 14 and 8 doubles and MAX_NODES integers. */
+   and writes it as 13 and 8 doubles and MAX_NODES integers. */
 static struct choice {
     double nodes, now, num_tokens, max_tokens, pool_tokens, block_size, threshold, token_bytes, ssd_s, kv_token_bytes;
     double has_paths; /* from the pool */
     double dram_tokens, other_blocks;
-    double tolls; /* whether they count */
     double prefix, fetches, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s;
     int64_t able[MAX_NODES];
 } choice, *const c = &choice;
@@ -78,7 +78,7 @@ static double prefill_s(const double *table, int64_t i, double own, const double
 }
 
 /* Nodes of least TTFT into `able`; returns how many, 0 if no node can prefill or none can decode.
-   table [16, nodes]; matched [nodes]; fetched [nodes, 2]: latency and seconds per byte. */
+   table [17, nodes]; matched [nodes]; fetched [nodes, 2]: latency and seconds per byte. */
 int64_t choose_prefill(const double *table, const double *matched, const double *fetched)
 {
     int64_t count = 0, decodes = 0;
@@ -92,8 +92,9 @@ int64_t choose_prefill(const double *table, const double *matched, const double 
         double ttft_s = prefill_s(table, i, matched[i], fetched, &rest_s, &fetch_s, &reach);
         if (reach > 0.0 && fetch_s + rest_s < ttft_s)
             ttft_s = fetch_s + rest_s;
-        int pays = c->tolls != 0.0 && table[CLOSED * nodes + i] == 0.0;
-        double toll_s = ttft_s * (pays ? TOLL_OF_PROMPT * table[RUNNING * nodes + i] : 0.0);
+        double toll = TOLL_OF_PROMPT * table[RUNNING * nodes + i];
+        toll = (toll < PROMPT_TOLL_MOST ? toll : PROMPT_TOLL_MOST) * table[TOLLED * nodes + i];
+        double toll_s = ttft_s * toll;
         if (wait_s > 0.0)
             ttft_s += wait_s;
         ttft_s += toll_s;
@@ -139,11 +140,9 @@ int64_t choose_decode(const double *table, const double *matched, const double *
             double output_s = (step > soon ? step : soon) * output, decode_s = output_s;
             if (i != source)
                 decode_s += handed_over[2 * i] + handed_over[2 * i + 1] * kv_bytes;
-            if (c->tolls != 0.0) {
-                int first = table[RUNNING * nodes + i] == 0.0 && table[OPEN_AT * nodes + i] < INFINITY;
-                decode_s += TOLL_OF_QUEUE * (table[A1 * nodes + i] * table[QUEUED * nodes + i]);
-                decode_s += output_s * (first ? TOLL_OF_FIRST : 0.0);
-            }
+            double pays = table[TOLLED * nodes + i];
+            decode_s += TOLL_OF_QUEUE * (table[A1 * nodes + i] * table[QUEUED * nodes + i]) * pays;
+            decode_s += output_s * (table[RUNNING * nodes + i] == 0.0 ? TOLL_OF_FIRST * pays : 0.0);
             if (decode_s < best) {
                 best = decode_s;
                 count = 0;

@@ -17,7 +17,7 @@ from sched.placement.links import Paths, Vector
 from sched.placement.view import View
 
 SOURCE = Path(__file__).with_name("choose.c")
-QUESTION, ANSWER = Struct("14d"), Struct("8d")
+QUESTION, ANSWER = Struct("13d"), Struct("8d")
 Able = ctypes.c_int64 * MAX_FEW_NODES
 
 _library: ctypes.CDLL | None = None
@@ -50,17 +50,16 @@ def find(
     threshold: float,
     fetched: Paths,
     drawn: Drawn,
-    tolls: bool = True,
 ) -> Found | None:
     """find_few of sched/placement/few.py, compiled if `prepare` was called. Call it from one thread only: the place of
     the question is shared."""
     library = _library
     if library is None:
-        return find_few(now, demand, view, table, matched, threshold, fetched, drawn, tolls)
+        return find_few(now, demand, view, table, matched, threshold, fetched, drawn)
     QUESTION.pack_into(
         _place, 0, len(view.ids), now, demand.num_tokens, demand.max_tokens, demand.pool_tokens, demand.block_size,
         threshold, demand.fetch_token_bytes, demand.ssd_s, demand.handover_token_bytes, bool(fetched),
-        demand.dram_tokens, demand.other_blocks, tolls,
+        demand.dram_tokens, demand.other_blocks,
     )  # fmt: skip
     own, into = matched.tobytes(), fetched.tobytes()
     count = library.choose_prefill(table, own, into)

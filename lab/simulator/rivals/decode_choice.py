@@ -9,6 +9,7 @@ from sched.placement.costs import DecodeCosts, least
 class DecodeInTurn(CentralGreedy):
     """Decode nodes in turn."""
 
+    tolls = False
     turns = 0
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
@@ -19,6 +20,8 @@ class DecodeInTurn(CentralGreedy):
 class DecodeByLoad(CentralGreedy):
     """The decode node with the shortest step among those with room; prefixes and load decide, as in a tuned scheduler
     that knows nothing of links."""
+
+    tolls = False
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         roomy = [i for i in able if costs.headroom[i] >= 0]

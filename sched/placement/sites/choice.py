@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sched.cost import TransferModel
+from sched.placement.central import prompts_s
 from sched.placement.costs import prefill_costs
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
@@ -38,11 +39,12 @@ class SiteCost:
 def site_cost(
     now: float, demand: Demand, view: View, matched: Vector, site: str, distance_s: float, threshold: float = 1.5
 ) -> SiteCost:
-    """The least TTFT over the nodes of `view`, which are all of one site. `demand`: with what that site's pool has."""
+    """The TTFT on the node of `view` that Algorithm 1 would choose. All are of one site; `demand`: with what its pool
+    has."""
     if not len(view) or not (view.closed_decode < np.inf).any():
         return SiteCost(site, math.inf, distance_s)
     costs = prefill_costs(now, demand, view, matched, threshold)
-    return SiteCost(site, float(costs.ttft_s.min(initial=math.inf)), distance_s)
+    return SiteCost(site, float(costs.ttft_s[prompts_s(costs).argmin()]), distance_s)
 
 
 def nearest(offers: Sequence[SiteCost], own: str) -> SiteCost | None:
