@@ -105,7 +105,8 @@ class Placing:
         self.policy = self.acceptors.common
         self.arrivals = ArrivalRate()
         self.intents = Intents()
-        self.live = View(0.0, nodes, links, config.max_waiting, tolls=config.tolls and getattr(self.policy, "tolls", False))
+        tolls = config.tolls and getattr(self.policy, "tolls", False)  # files of users need none
+        self.live = View(0.0, nodes, links, config.max_waiting, tolls=tolls)
         self._members = [Member(node.node_id, ("", 0), roles=node.roles) for node in nodes]
         keys = [node_key(node.node_id) for node in nodes]
         limit = config.cell_nodes or size
