@@ -13,11 +13,13 @@ SPLIT, GAP = "1P+1D", "p99 longest gap, ms"
 CHUNKS = (64, 128, 256, 512)
 MIXED = "prefill+decode=2"
 POLICIES = ("decode-first", "dynamic", "prefill-first")
+TOLLS, NO_TOLLS = "2 mixed, dynamic", "2 mixed, dynamic without tolls"
 
 
 def cases(requests: int | None) -> list[LiveCase]:
     made = [LiveCase(SPLIT, WORK, "prefill=1,decode=1")]
     made += [LiveCase(f"2 mixed, {name}", WORK, MIXED, ("--batching-policy", name)) for name in POLICIES]
+    made.append(LiveCase(NO_TOLLS, WORK, MIXED, ("--batching-policy", "dynamic", "--no-placement-tolls")))
     for chunk in CHUNKS:
         flags = ("--batching-policy", "mixed", "--prefill-chunk-tokens", str(chunk))
         made.append(LiveCase(f"2 mixed, chunk {chunk}", WORK, MIXED, flags, series="2 mixed", x=chunk))
@@ -32,7 +34,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         f"{mixed[best]}: effective {points(values, 'effective', SPLIT, best)}, mean TTFT "
         f"{relative(values, 'mean TTFT, s', SPLIT, best)}, p99 gap {relative(values, GAP, SPLIT, best)}; they have "
         f"{told(values[SPLIT]['effective'], '.1%')}, {told(values[SPLIT]['mean TTFT, s'], '.2f', ' s')} and "
-        f"{told(values[SPLIT][GAP], '.0f', ' ms')}."
+        f"{told(values[SPLIT][GAP], '.0f', ' ms')}. Tolls against none: effective "
+        f"{points(values, 'effective', TOLLS, NO_TOLLS)}, mean TTFT "
+        f"{relative(values, 'mean TTFT, s', TOLLS, NO_TOLLS)}, p99 gap {relative(values, GAP, TOLLS, NO_TOLLS)}."
     )
 
 
