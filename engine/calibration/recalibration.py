@@ -77,8 +77,9 @@ class Recalibration:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def state(self) -> dict[str, Any]:
-        """For /debug/state."""
-        return {verdict.value: count for verdict, count in self._checks.items()} | {"spent_s": self._spent_s}
+        """For /debug/state. `wait_s`: until the next check may begin; 0 while one runs."""
+        told: dict[str, Any] = {verdict.value: count for verdict, count in self._checks.items()}
+        return told | {"spent_s": self._spent_s, "wait_s": self._rule.wait_s(self._clock())}
 
     def busy(self) -> bool:
         """Whether the node has other work. Any thread may call it."""

@@ -142,13 +142,14 @@ def ran(name: str, result: Result) -> str:
     words: list[str] = []
     given = iter(result.config.get("argv", ()))
     for word in given:
-        if word == "--json":
-            next(given)
-        elif word == FLAG:
-            peer, named, _ = next(given).rpartition("=")
-            words += [word, f"{peer}{named}VENV/bin/python"]
-        else:
+        flag, joint, value = word.partition("=")
+        if flag not in ("--json", FLAG):
             words.append(word)
+            continue
+        value = value if joint else next(given)
+        if flag == FLAG:
+            peer, named, _ = value.rpartition("=")
+            words += [flag, f"{peer}{named}VENV/bin/python"]
     return " ".join([f"scripts/bench.py {name}", *words])
 
 

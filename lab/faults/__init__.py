@@ -36,8 +36,8 @@ Files:
     stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again: nothing
                      stays held
     tiny             A model that loads immediately, for benchmarks of everything except the model
-    networks/        Networks of faults: nodes in namespaces, slow links between sites, cut connections, and floods of
-                     them
+    networks/        Networks of faults: nodes in namespaces, slow links between sites, cuts of connections, and
+                     floods of new ones
     soak/            Nodes for a long time, under load and under faults
 """
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -38,6 +38,7 @@ from lab.faults.networks.two_sites import (
     EAST,
     KV,
     MODES,
+    ONE,
     SIDES,
     UNAWARE,
     WEST,
@@ -81,6 +82,13 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=60, help="output tokens of each of them")
     parser.add_argument("--at-once", type=positive, default=4, help="of them at the same time, of both sites together")
     parser.add_argument("--cut-s", type=above_zero, default=8.0)
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError or UsageError unless there are nodes for two sites, and a link to cut in the last cluster."""
+    TwoSites.of(args)
+    if args.modes.split(",")[-1] == ONE:
+        raise ValueError(f"--modes {args.modes}: the last one is cut, and {ONE!r} has no link; name another one last")
 
 
 def play(this: Run) -> None:
@@ -252,6 +260,7 @@ main = partial(
         __doc__,
         add_flags,
         play,
+        check=check,
         quick={
             "nodes": QUICK_NODES,
             "modes": f"{UNAWARE},{KV}",

@@ -39,6 +39,10 @@ from lab.flag_types import above_zero, positive
 NODE = "mixed-0"
 KILLED, STOPPED = "killed", "stopped"
 WAIT, DROP, FAIL = "wait", "drop", "fail"
+ALONE = 1
+"""The rank that is lost without a copy."""
+NAMED = f"were lost with rank {ALONE} of"
+"""What the error of a request says that needed its experts (engine/model/experts/losses.py)."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -66,9 +70,9 @@ def play(this: Run) -> None:
         with this.cluster("mixed=1", [*here, "--expert-loss", rule]) as cluster:
             changes = Changes.of(this, cluster, NODE)
             for fault in (KILLED, STOPPED):
-                case = f"rank 1 {fault}, no copy, {rule}"
+                case = f"rank {ALONE} {fault}, no copy, {rule}"
                 before = changes.experts(NODE)["dropped_pairs"]
-                load, began = changes.under_load(case, _harm(changes, 1, fault), changes.masked_and_back())
+                load, began = changes.under_load(case, _harm(changes, ALONE, fault), changes.masked_and_back())
                 this.settle(cluster)
                 lost = changes.experts(NODE)["dropped_pairs"] - before
                 rows, wrong = by_rule(case, rule, changes.calm, load, lost, began)
@@ -116,13 +120,15 @@ def by_rule(
         Row(case, "whole answers, under way at the fault", "", float(through)),
         Row(case, "results that steps did without", "", float(lost)),
     ]
-    wrong = [f"{case}: {one.error}" for one in failed if rule != FAIL or "lost" not in one.error]
+    wrong = [f"{case}: {one.error}" for one in failed if rule != FAIL or NAMED not in one.error]
     wrong += different
     if not whole:
         wrong.append(f"{case}: no answer is whole, so no tokens were compared")
     if told and rule != DROP:
         wrong.append(f"{case}: {len(told)} answers did without experts")
     if rule == WAIT:
+        if not through:
+            wrong.append(f"{case}: no whole answer was under way at the fault, so none has waited")
         return rows, wrong + ([f"{case}: {lost} results of experts are missing"] if lost else [])
     if not lost:
         wrong.append(f"{case}: no step did without an expert, so the rule was not tried")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.config.flags import UsageError
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.faults.checks import Memory, blocks_held, differences, growth_row, settle
 from lab.faults.client import Body, Load, Stream, each_once, random_bodies
@@ -158,6 +159,7 @@ class Scenario:
     play         starts clusters with Run.cluster, causes faults, and adds to Run.rows and Run.wrong
     quick        with --quick, numbers here are upper bounds of the flags, and other values replace them
     passes_flags pass flags that the scenario does not know to every node
+    check        raises ValueError or UsageError for flags that do not fit each other
     """
 
     about: str
@@ -165,6 +167,7 @@ class Scenario:
     play: Callable[[Run], None]
     quick: Mapping[str, Any]
     passes_flags: bool = False
+    check: Callable[[Namespace], object] | None = None
 
 
 def add_model_flag(parser: ArgumentParser, default: str) -> None:
@@ -185,6 +188,11 @@ def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
     if others and not scenario.passes_flags:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     quicken(args, **scenario.quick)
+    if scenario.check is not None:
+        try:
+            scenario.check(args)
+        except (ValueError, UsageError) as error:
+            parser.error(str(error))
     print(f"seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         this = Run(args, others, Path(scratch))

@@ -2,7 +2,7 @@
 
 Files:
     agents        A seeded substitute for the tool&agent trace of FAST'25, if its file is not available
-    busy_site     Two sites that read the same documents, one of them busier than it can be alone
+    busy_site     Two sites that read the same documents, one of which gets more requests than it can serve alone
     changes       Seeded changes of a trace: its prefixes, lengths, arrivals or classes; the rest stays
     conversation  A seeded substitute for the conversation trace of FAST'25, if its file is not available
     draws         Draws from a distribution given by its quantiles

@@ -1,4 +1,4 @@
-"""Two sites that read the same documents, one of them busier than it can be alone.
+"""Two sites that read the same documents, one of which gets more requests than it can serve alone.
 
 Poisson arrivals. Each request is a document, drawn by Zipf from those that both sites read, and a question of its own.
 So a request that the busy site passes on has its prefix in the pool of that site.

@@ -12,12 +12,14 @@ import pytest
 from lab.faults.runner import UNAVAILABLE
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST_S = 600
+pytestmark = pytest.mark.timeout(LONGEST_S + 60)  # the scenario ends before its test, whose end would leave it alone
 
 
 def play(name: str, out: Path, *flags: str) -> dict[tuple[str, str], float]:
     """The rows of a scenario by case and metric. In a process of its own: it enters a network namespace for good."""
     command = [sys.executable, str(ROOT / "scripts" / "faults.py"), name, *(flags or ["--quick"]), "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     if done.returncode == UNAVAILABLE:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ OF_OTHERS = {
     *("--no-install-recommends", "--create-home", "--uid", "--rm", "--network", "--from-file"),
     *("--build-arg", "--format", "--interval", "--timeout", "--start-period", "--retries"),  # of images
     "--nonblock",
-    *("--hosts", "--noheader", "--user", "--name", "--parsable", "--batch"),
+    *("--hosts", "--noheader", "--user", "--name", "--parsable", "--batch", "--state"),
 }
 FILES = (
     "mooncake.service",
@@ -357,18 +357,20 @@ def test_scale_local_refuses_what_it_does_not_know(tmp_path):
     assert "usage" in scale_local(tmp_path, "start").stderr
 
 
-# Slurm by stand-ins: the job's script runs when it is submitted, and squeue lists those that were.
+# Slurm by stand-ins: squeue lists the jobs that were submitted. One that is PENDING ends by a scancel without a signal.
 SBATCH = 'echo "$@" >>"$LOG"; cat >"$JOB"; echo 7'
 SQUEUE = '[ ! -e "$JOB" ] || echo 7'
+SCANCEL = """echo cancelled "$@" >>"$LOG"
+case $* in *--state=PENDING*) [ ! -e "$JOB.pending" ] || rm "$JOB" "$JOB.pending" ;; esac"""
 
 
 def test_scale_slurm_submits_a_name_once_and_signals_its_job(tmp_path):
-    log, job = tmp_path / "log", tmp_path / "job"
+    log, job, pending = tmp_path / "log", tmp_path / "job", tmp_path / "job.pending"
     tools = stand_ins(
         tmp_path,
         sbatch=SBATCH,
         squeue=SQUEUE,
-        scancel='echo cancelled "$@" >>"$LOG"',
+        scancel=SCANCEL,
         hostname='echo "10.2.0.9 10.1.0.5"',
         python='shift; printf "%s\\n" "$@"',
     )
@@ -388,5 +390,46 @@ def test_scale_slurm_submits_a_name_once_and_signals_its_job(tmp_path):
     assert (config.host, config.port, config.net, config.model) == ("10.1.0.5", 0, "lan", "a b")
     assert scale("stop", *started[1:4]).returncode == 0
     assert log.read_text().splitlines()[-1] == "cancelled --batch --signal=TERM 7"
+    pending.touch()
+    signals = log.read_text().count("--signal")
+    assert scale("stop", *started[1:4]).returncode == 0
+    cancelled = log.read_text().splitlines()[-1]
+    assert f"--name {started[2]} --state=PENDING" in cancelled and "--signal" not in cancelled
+    assert not job.exists() and log.read_text().count("--signal") == signals, "a job in the queue has ended"
     assert "neither start nor stop" in scale("dance", "decode", "n", "h:1").stderr
     assert "usage" in scale("start").stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "target", "address"), [(0, "a", "10.1.0.1"), (1, "nowhere", "10.1.0.2"), (2, "last", "10.1.0.3")]
+)
+def test_scale_ssh_counts_every_line_and_looks_up_only_hosts_without_an_address(tmp_path, number, target, address):
+    """Also the last line, which has no newline here."""
+    done = scale_ssh(tmp_path, f"n-{number}")
+    assert done.returncode == 0, done.stderr
+    asked, *words = done.stdout.splitlines()
+    config = parse(["--node-id", *words[2:3], *words[4:]])
+    assert (asked, config.host, config.net, config.node_id) == (target, address, "lan", f"n-{number}")
+
+
+def test_scale_ssh_names_a_host_without_an_address(tmp_path):
+    done = scale_ssh(tmp_path, "n-3", more="\nops@gone decode")
+    assert done.returncode == 1 and "scale-ssh: gone has no IPv4 address: add --host ADDRESS" in done.stderr
+
+
+def scale_ssh(folder: Path, name: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    """Starts a node with an ssh that runs its command here, and a resolver that knows two of the hosts."""
+    hosts = folder / "hosts"
+    hosts.write_text(f"a decode\nnowhere decode --host=10.1.0.2\nb prefill\nlast decode{more}")
+    tools = stand_ins(
+        folder,
+        getent='case $2 in a) echo "10.1.0.1 STREAM" ;; last) echo "10.1.0.3 STREAM" ;; *) exit 2 ;; esac',
+        ssh='echo "${@: -2:1}"; bash -c "${@: -1}"',
+    )
+    there = folder / "scripts/deploy/scale-local"
+    there.parent.mkdir(parents=True, exist_ok=True)
+    there.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    there.chmod(0o755)
+    command = [str(FOLDER / "scale-ssh"), str(hosts), "start", "decode", name, "h:1", "--model", "m"]
+    env = tools | {"MOONCAKE_FOLDER": str(folder)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)

@@ -130,4 +130,26 @@ def test_the_quick_grid_runs_on_a_mutant_of_tritons_kernels_in_the_interpreter(m
     module = "tests.attention.interpreted.first_fault"
     assert seen == [(["-m", module], {"TRITON_INTERPRET": "1"}, mutant.applied(ROOT))]
     assert file.read_text() == (ROOT / mutant.file).read_text()
+
+    def late(copy: Path, arguments: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        raise command.Broken("not done after 900 s")
+
+    monkeypatch.setattr(command, "_run", late)
+    assert command.step_of(mutant, tmp_path) == "it breaks off: not done after 900 s", "the run goes on"
+    assert file.read_text() == (ROOT / mutant.file).read_text()
     assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize(("kernel", "calls"), [("triton", ["pytest", "grid"]), ("cpu", ["grid"])])
+def test_every_check_must_pass_on_the_kernels_as_they_are(monkeypatch, tmp_path: Path, kernel: str, calls) -> None:
+    """Otherwise a grid that finds fault with right kernels would find every mutant."""
+    seen, fault = [], "null"
+
+    def run(copy: Path, arguments: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        seen.append("pytest" if arguments[1] == "pytest" else "grid")
+        return subprocess.CompletedProcess(arguments, 0, fault, "")
+
+    monkeypatch.setattr(command, "_run", run)
+    assert command.fault_of_all(kernel, tmp_path) is None and seen == calls
+    fault = '["a step", "is wrong"]'
+    assert command.fault_of_all(kernel, tmp_path) == "a step: is wrong"

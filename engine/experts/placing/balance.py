@@ -1,8 +1,8 @@
 """Decides when experts move, and where: loads by the choices that were counted since the last look.
 
 After every `steps` steps, one layer per step gets the placement that EPLB computes from its counts, with copies on
-different hosts (hosts.py). It does if fewer experts would then be lost with one host, or if the busiest rank would have
-clearly less to do and no more of them were. A move costs a copy of the expert's weights.
+different hosts (hosts.py). It does if fewer experts would then be lost with one host, or if no more would be and the
+busiest rank would have clearly less to do. A move costs a copy of the expert's weights.
 """
 
 from __future__ import annotations

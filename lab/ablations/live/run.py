@@ -10,8 +10,8 @@ from typing import Any
 
 from lab.ablations.common.ablation import Outcome
 from lab.ablations.live.case import LiveAblation, LiveCase
-from lab.ablations.live.play import costs, doors, figures, pinned, play, warmed
-from lab.ablations.live.shares import Watch
+from lab.ablations.live.play import Played, costs, doors, figures, pinned, play, warmed
+from lab.ablations.live.shares import CpuShares, Watch
 from lab.ablations.live.throttle import throttled
 from lab.bench.common.client import Unreachable
 from lab.bench.common.workload import Spec
@@ -42,29 +42,33 @@ def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[
     """(figures, the first node's Config if it shows it)"""
     specs = case.workload.specs(seed, seconds)
     if case.url:
-        return send(case, [case.url], {}, specs)
+        found, played = send(case, [case.url], {}, specs)
+        return found, played.config
     case.prepare()
-    ran: dict[str, Any] = {}
-    with pinned(case.nodes, case.flags, run_dir, case.slow.flags) as cluster, throttled(cluster, case.slow, ran):
-        found, config = send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, specs)
-    return found | ran, config
+    told: dict[str, Any] = {}
+    with pinned(case.nodes, case.flags, run_dir, case.slow.flags) as cluster, throttled(cluster, case.slow, told):
+        found, played = send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, specs)
+    return found | told | spent(case, played, found["cores"], told.get("ran", 1.0)), played.config
 
 
 def send(
     case: LiveCase, urls: Sequence[str], pids: dict[str, int], specs: Sequence[Spec]
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[dict[str, Any], Played]:
+    """(figures but for the costs, the run). pids: of the nodes, by name; nobody here knows the nodes behind a URL."""
     warmed(urls)
     look, watch = case.look(urls), Watch(pids)
     played = play(urls, specs)
-    cores = watch.end()
-    found = figures(played, TTFT_SLO_S, TBT_SLO_S) | {"cores": cores}
-    if pids:  # nobody here knows the nodes behind a URL
-        prices = {name: case.slow.price(name) for name in pids}
-        busy = {name: cores.seconds * cores.others[name] / case.slow.speed_of(name) for name in pids}
-        found |= costs(played, prices, busy, TTFT_SLO_S, TBT_SLO_S)
+    found = figures(played, TTFT_SLO_S, TBT_SLO_S) | {"cores": watch.end()}
     if not found["finished"]:
         raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
-    return found | look(played), played.config
+    return found | look(played), played
+
+
+def spent(case: LiveCase, played: Played, cores: CpuShares, ran: float) -> dict[str, float | None]:
+    """The costs of a run. ran: the share of the time in which the slow nodes could run, as measured."""
+    prices = {name: case.slow.price(name) for name in cores.others}
+    busy_s = {name: case.slow.busy_s(name, cores.seconds * share, ran) for name, share in cores.others.items()}
+    return costs(played, prices, busy_s, TTFT_SLO_S, TBT_SLO_S)
 
 
 def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> LiveAblation:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, StartTimeout
@@ -26,14 +26,17 @@ class Slow:
 
     @property
     def flags(self) -> dict[str, tuple[str, ...]]:
-        """The `role_flags` of a LocalCluster. A start would keep the steps of a slow node for the next start of any."""
+        """The `role_flags` of a LocalCluster. With a cache of calibrations, a node could start with what another
+        one has measured at another speed."""
         return dict.fromkeys(self.nodes, ("--node-cost", f"{self.cost:g}", "--calibration-cache", "off"))
 
     def price(self, node: str) -> float:
         return self.cost if node in self.nodes else 1.0
 
-    def speed_of(self, node: str) -> float:
-        return self.speed if node in self.nodes else 1.0
+    def busy_s(self, node: str, cpu_s: float, ran: float) -> float:
+        """Seconds in which a node computed that had this CPU time. `ran`: the share of the time in which slow ones
+        could run; for the rest of a step they are stopped."""
+        return cpu_s / ran if node in self.nodes else cpu_s
 
 
 ALL_FAST = Slow()
@@ -49,21 +52,40 @@ def throttled(cluster: LocalCluster, slow: Slow, figures: dict[str, Any]) -> Ite
         return
     urls = {node.name: node.url for node in cluster.nodes if node.role != "store"}
     with slowed([cluster[name].pid for name in slow.nodes], slow.speed) as duty:
-        _until_checked({urls[name]: 1 + checks(urls[name]) if name in slow.nodes else 1 for name in urls})
+        until_checked(urls.values(), [urls[name] for name in slow.nodes])
         yield
     figures["ran"] = duty.ran
 
 
-def _until_checked(wanted: Mapping[str, int]) -> None:
-    """Wait until every node, by URL, has compared its steps with its estimates this often."""
-    deadline = time.monotonic() + CHECKED_S
-    while any(checks(url) < count for url, count in wanted.items()):
-        if time.monotonic() > deadline:
-            raise StartTimeout(f"a node has not measured its steps within {CHECKED_S:g} s after slow nodes became slow")
+def until_checked(urls: Collection[str], slow: Collection[str]) -> None:
+    """Wait until every node, by URL, has compared its steps with its estimates; the slow ones from now on, so one that
+    runs now does not count. Each check may begin when its schedule says, and CHECKED_S later it has ended. Raises
+    StartTimeout, RestError."""
+    before = {url: Checks.of(url) for url in slow}
+    wanted = dict.fromkeys(urls, 1) | {url: one.done + (1 if one.wait_s else 2) for url, one in before.items()}
+    deadline, counted = 0.0, -1
+    while True:
+        now, told = time.monotonic(), {url: Checks.of(url) for url in wanted}
+        waits = [one.wait_s for url, one in told.items() if one.done < wanted[url]]
+        if not waits:
+            return
+        if (done := sum(one.done for one in told.values())) != counted:
+            deadline, counted = now + max(waits) + CHECKED_S, done
+        if now > deadline:
+            raise StartTimeout(f"a node has not measured its steps {CHECKED_S:g} s after it was due to")
         time.sleep(POLL_S)
 
 
-def checks(url: str) -> int:
-    """The checks of this idle node that came to an end (sched/idle_checks.py). Raises RestError."""
-    told = rest.get(f"{url}/debug/state")["engine"]["idle_checks"]
-    return int(told["right"]) + int(told["wrong"])
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Of an idle node (sched/idle_checks.py). `done`: those that came to an end; `wait_s`: until the next one may
+    begin, 0 while one runs."""
+
+    done: int
+    wait_s: float
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Raises RestError."""
+        told = rest.get(f"{url}/debug/state")["engine"]["idle_checks"]
+        return cls(int(told["right"]) + int(told["wrong"]), float(told["wait_s"]))

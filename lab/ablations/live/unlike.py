@@ -79,7 +79,7 @@ UNLIKE = Ablation(
     f"2P+2D, a core each as far as there are, one of each role stopped and continued every 10 ms so that it runs for "
     f"{SPEED:.0%} of the time, at a price of {COST:g} per hour instead of 1; prompts of {PROMPT:g} tokens on average, "
     f"answers of {ANSWER:g}; objectives: TTFT <= {TTFT_SLO_S:g} s and mean TBT <= {1000 * TBT_SLO_S:g} ms. Busy time "
-    "is CPU time of the threads that compute, over that share.",
+    "is CPU time of the threads that compute, over the share of the time in which they could run.",
     lambda requests: [
         LiveCase(
             label(name, rate),

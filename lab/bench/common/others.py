@@ -2,15 +2,16 @@
 
 Other processes are those of /proc that do not descend from this one. A process's time includes that of its children
 that ended, so short commands of a living shell count. Kernel threads do not count, because they also work for this
-process, nor what process 1 took over, because it may be a child of this one whose parent was killed. Processes of other
-containers are invisible. Steal is the time in which a virtual core was ready and the hypervisor ran another one.
+process. Nor do children that process 1 got since that moment, and what descends from them: they may be orphans of this
+process, whose parents were killed. So a daemon that others start meanwhile is missed. Processes of other containers are
+invisible. Steal is the time in which a virtual core was ready and the hypervisor ran another one.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +49,14 @@ class Others:
     def share(self, elapsed_s: float | None = None) -> float:
         """CPU time of others since then, by that of all cores. elapsed_s: the seconds since then."""
         elapsed_s = elapsed_s or time.monotonic() - self._begun
-        used_s = grown_s(self._before, others(self._proc, self._pid)) + stolen_s(self._proc) - self._stolen_s
+        now = others(self._proc, self._pid, self._before)
+        used_s = grown_s(self._before, now) + stolen_s(self._proc) - self._stolen_s
         return max(0.0, used_s / (self._cores * elapsed_s))
 
 
-def others(proc: Path, pid: int) -> dict[Key, Process]:
-    """All processes except `pid`, its descendants and kernel threads; empty without /proc."""
+def others(proc: Path, pid: int, before: Container[Key] | None = None) -> dict[Key, Process]:
+    """All processes except `pid`, its descendants and kernel threads; empty without /proc. With the others of a moment
+    `before`, also without the children that process 1 got since, and their descendants."""
     found: dict[int, tuple[Key, Process]] = {}
     roots = {pid}
     for path in proc.glob("[0-9]*/stat"):
@@ -66,7 +69,7 @@ def others(proc: Path, pid: int) -> dict[Key, Process]:
             continue
         one = int(path.parent.name)
         found[one] = (one, started), Process(parent, times / TICKS_PER_S)
-        if name == KERNEL:
+        if name == KERNEL or (parent == INIT and before is not None and (one, started) not in before):
             roots.add(one)
     found.pop(INIT, None)
 

@@ -1,4 +1,4 @@
-"""Networks of faults: nodes in namespaces, slow links between sites, cut connections, and floods of them.
+"""Networks of faults: nodes in namespaces, slow links between sites, cuts of connections, and floods of new ones.
 
 Files:
     linked_sites        Nodes in network namespaces at two sites: two bridges with a slow link between them

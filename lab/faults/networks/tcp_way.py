@@ -15,7 +15,7 @@ class Way:
     """Carries bytes between those that connect to `port` and the server at `to`, both of this host. A context manager.
 
     The server may start later: a connection that finds none is closed. Nobody is told of a cut: connections stay, and
-    go on when it is over."""
+    go on when it is over. The kernel accepts one that is made during it, but the server hears of it afterwards."""
 
     def __init__(self, to: int) -> None:
         self._to, self._open = to, threading.Event()
@@ -23,7 +23,9 @@ class Way:
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self._socks: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._closed = False
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def cut(self) -> None:
         """Until `heal`."""
@@ -45,8 +47,13 @@ class Way:
         """For subclasses: called with all bytes of each direction of each connection, in order."""
 
     def close(self) -> None:
+        """No thread and no port remains."""
+        self._closed = True
         self.heal()
+        with suppress(OSError):  # Linux wakes a thread in accept for this only, not for close
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._acceptor.join()
         for sock in self._socks:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -62,6 +69,10 @@ class Way:
         with suppress(OSError):  # of a listener that is closed
             while True:
                 near, _ = self._listener.accept()
+                self._open.wait()
+                if self._closed:
+                    near.close()
+                    return
                 try:
                     far = socket.create_connection((HOST, self._to))
                 except OSError:

@@ -154,3 +154,25 @@ async def test_it_checks_by_itself_and_never_beside_requests(monkeypatch):
     assert node.checks._spent_s <= SHARE * (clock.now - started) + 0.6
     assert node.pool.num_blocks > BLOCKS
     await node.close()
+
+
+async def test_its_state_says_when_the_next_check_may_begin_and_that_one_runs(monkeypatch):
+    node = Node(1.0)
+    monkeypatch.setattr("engine.calibration.recalibration.POLL_S", 0.001)
+    begun, go_on, step = threading.Event(), threading.Event(), node.machine.step
+
+    def held_step(rows: Any, on_layer: Any = None, before_layer: Any = None) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return step(rows)
+
+    node.machine.step = held_step  # type: ignore
+    node.checks.start()
+    assert node.checks.state()["wait_s"] == pytest.approx(FIRST_S)
+    node.machine.now += FIRST_S
+    await until(begun.is_set)
+    assert node.checks.state()["wait_s"] == 0.0
+    go_on.set()
+    await until(lambda: node.checks.state()["right"] == 1 and node.checks.state()["spent_s"])
+    assert node.checks.state()["wait_s"] >= FIRST_S
+    await node.close()

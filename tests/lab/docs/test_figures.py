@@ -147,8 +147,15 @@ def test_the_command_under_a_table_of_faults_is_the_one_of_its_run(figure):
     assert known == {flag: said[flag] for flag in known}
 
 
-def test_the_command_under_a_table_has_the_flags_of_its_run(tmp_path):
-    argv = ["--only", "a,b", "--peer-python", "python", "--peer-python", "nixl=python", "--json", "x.json", "--quick"]
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["--peer-python", "python", "--peer-python", "nixl=python", "--json", "x.json"],
+        ["--peer-python=python", "--peer-python=nixl=python", "--json=x.json"],
+    ],
+)
+def test_the_command_under_a_table_has_the_flags_of_its_run(tmp_path, paths):
+    argv = ["--only", "a,b", *paths, "--quick"]
     path = written(tmp_path, "2026-01-01-x.json")
     data = json.loads(path.read_text())
     data["config"]["argv"] = argv

@@ -34,9 +34,11 @@ def test_what_is_wrong(monkeypatch, tmp_path, requests, masked, pairs, wrong):
     node = SimpleNamespace(name="n", url="http://n", alive=False)
     cluster: Any = type("Nodes", (dict,), {"nodes": [node]})({"n": node})
     experts = {"times_masked": masked, "pairs_by_rank": pairs}
+    parts: list[float] = []
     load = SimpleNamespace(requests=requests, streams=[one for _, one in requests])
 
-    async def part(*given: Any) -> Any:
+    async def part(url: str, bodies: Any, name: str, seconds: float) -> Any:
+        parts.append(seconds)
         return load
 
     monkeypatch.setattr(rank_changes.rest, "get", lambda url: {"engine": {"experts": experts}})
@@ -48,6 +50,7 @@ def test_what_is_wrong(monkeypatch, tmp_path, requests, masked, pairs, wrong):
     monkeypatch.setattr(busy_ranks, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     this = Run(Namespace(soak_s=4, busy=2, ranks=2), [], tmp_path)
     busy_ranks.play(this)
+    assert parts == [1.0, 1.0], "memory is first seen after a quarter of a short run"
     assert {*this.wrong} == {*wrong}
     rows = {row.metric: row.ours for row in this.rows}
     assert rows["requests"] == 2 * len(requests) and rows["ranks masked"] == masked

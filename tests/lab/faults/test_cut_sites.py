@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.sites.budget import BURST_S, LinkBudget
-from lab.faults import client
+from lab.faults import client, cut_sites
 from lab.faults.client import Stream
 from lab.faults.cut_sites import budget_rows, load_rows, most_of_budget, served
 from lab.faults.networks import namespaces
@@ -130,6 +130,20 @@ def test_a_case_that_does_not_exist_is_refused():
     assert mode_names(",".join(MODES)) == ",".join(MODES)
     with pytest.raises(ArgumentTypeError, match="'site' is none of one site, no sites"):
         mode_names("one site,site")
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (["--nodes", "mixed=1"], "two sites need two nodes"),
+        (["--nodes", "mixt=2"], "mixt"),
+        (["--modes", "sites,one site"], "'one site' has no link; name another one last"),
+    ],
+)
+def test_flags_that_leave_nothing_to_cut_are_refused(capsys, flags, remedy):
+    with pytest.raises(SystemExit) as end:
+        cut_sites.main(flags)
+    assert end.value.code == 2 and remedy in capsys.readouterr().err
 
 
 def test_requests_go_to_the_nodes_of_their_site_in_turn():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.model.experts.losses import Loss
 from lab.faults import rank_changes, ranks
 from lab.faults.client import Stream
 from lab.faults.rank_changes import Changes
@@ -28,7 +29,8 @@ def well(body: int) -> Stream:
     return Stream(tokens=CALM[body].tokens, at=[1.0, 2.0, 3.0])
 
 
-LOST = Stream(tokens=[1], at=[1.0], error="rank 1 is lost")
+LOST = Stream(tokens=[1], at=[1.0], error=f"503: {Loss(3, (1,), True).reason}")
+LATER = Stream(begun=2.7, tokens=[1, 2, 3], at=[2.8, 2.9, 3.0])
 LESS = Stream(tokens=[4, 5, 7], at=[1.0, 2.0, 3.0], dropped_experts=9)
 
 
@@ -54,8 +56,8 @@ def test_what_each_rule_allows(rule, load, lost):
     ("rule", "load", "lost", "wrong"),
     [
         (ranks.WAIT, sent(well(0), well(1)), 2, "2 results of experts are missing"),
-        (ranks.WAIT, sent(LOST, well(1)), 0, "rank 1 is lost"),
-        (ranks.DROP, sent(LOST, LESS, well(0)), 9, "rank 1 is lost"),
+        (ranks.WAIT, sent(LOST, well(1)), 0, "lost with rank 1"),
+        (ranks.DROP, sent(LOST, LESS, well(0)), 9, "lost with rank 1"),
         (ranks.DROP, sent(well(0), well(1)), 9, "the answers say that 0 results of experts are missing, the node 9"),
         (ranks.DROP, sent(well(0), LESS), 10, "say that 9 results of experts are missing, the node 10"),
         (ranks.DROP, sent(well(0), replace(LESS, dropped_experts=0)), 9, "stream 1 differs from token 2"),
@@ -63,6 +65,9 @@ def test_what_each_rule_allows(rule, load, lost):
         (ranks.FAIL, sent(well(0), well(1)), 3, "no request failed, so the rule was not tried"),
         (ranks.FAIL, sent(LOST, LOST), 3, "no answer is whole"),
         (ranks.FAIL, sent(replace(LOST, error="503: no"), well(1)), 3, "503: no"),
+        (ranks.FAIL, sent(LOST, replace(LOST, error="connection lost"), well(0)), 3, "connection lost"),
+        (ranks.FAIL, sent(replace(LOST, error=Loss(3, (2,), True).reason), well(1)), 3, "lost with rank 2"),
+        (ranks.WAIT, sent(LATER, replace(LATER, tokens=CALM[1].tokens)), 0, "none has waited"),
         (ranks.FAIL, sent(LOST, well(1), well(1)), 3, "stream 1 differs from token 0"),
         (ranks.FAIL, sent(LOST, well(1), well(0), LESS), 3, "1 answers did without experts"),
     ],

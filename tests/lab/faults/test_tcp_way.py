@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -55,3 +56,37 @@ def test_its_end_ends_the_connections_also_while_they_are_cut():
         ended.join()
         near.close()
         far.close()
+
+
+def test_a_connection_made_during_a_cut_reaches_the_server_after_it():
+    with socket.create_server((HOST, 0)) as server, Way(server.getsockname()[1]) as way:
+        server.settimeout(0.2)
+        with way.cut_off():
+            near = socket.create_connection((HOST, way.port))
+            near.sendall(b"early")
+            with pytest.raises(TimeoutError):
+                server.accept()
+        server.settimeout(None)
+        far, _ = server.accept()
+        assert far.recv(5, socket.MSG_WAITALL) == b"early"
+        near.close()
+        far.close()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_nothing_is_carried_after_its_end_and_no_thread_remains(cut):
+    before = set(threading.enumerate())
+    with socket.create_server((HOST, 0)) as server:
+        way = Way(server.getsockname()[1])
+        if cut:
+            way.cut()
+        with socket.create_connection((HOST, way.port)) as near:
+            way.close()
+            near.settimeout(30)
+            with suppress(ConnectionResetError):  # it may not have been accepted yet
+                assert near.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, way.port))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()

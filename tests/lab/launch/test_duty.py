@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.launch import duty as cycle
 from lab.launch.duty import slowed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,14 +46,60 @@ def until(condition, what: str) -> None:
         time.sleep(0.001)
 
 
-def test_a_process_runs_for_its_share_and_goes_on_afterwards(spinner):
-    with slowed([spinner.pid], 0.3) as duty:
+class FakeClock:
+    """Time passes while the duty cycle waits for its pipe; it wakes some seconds late, each in turn."""
+
+    def __init__(self, late_s: list[float], end_s: float) -> None:
+        self.now, self._late_s, self._end_s = 0.0, [*late_s], end_s
+        self.states: list[tuple[float, signal.Signals]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def closed(self, pipe: int, wait_s: float) -> bool:
+        late_s = self._late_s.pop(0)
+        self._late_s.append(late_s)
+        self.now += max(0.0, wait_s) + late_s
+        return self.now >= self._end_s
+
+    def send(self, handle: int, number: signal.Signals) -> None:
+        self.states.append((self.now, number))
+
+    def stops_s(self) -> list[float]:
+        times = [at for at, _ in self.states]
+        return [end - begin for begin, end in zip(times[::2], times[1::2], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "ran"),
+    [
+        ([0.0], 0.3),
+        ([0.004, 0.0], 0.3),
+        ([0.012, 0.0], 0.3),
+        ([0.0, 0.004], 0.3),
+        ([0.0, 0.03, *[0.0] * 10], 0.3),
+        ([0.1, 0.0], 0.103 / 0.143),
+    ],
+    ids=["in time", "late to stop", "later", "late to go on", "later, now and then", "too late to make up for"],
+)
+def test_a_stop_makes_up_for_a_late_start_up_to_its_longest(monkeypatch, late_s, ran):
+    clock = FakeClock(late_s, end_s=10.0)
+    monkeypatch.setattr(cycle, "time", clock)
+    monkeypatch.setattr(cycle, "_closed", clock.closed)
+    monkeypatch.setattr(cycle, "_send", clock.send)
+    assert cycle.alternate([0], 0.3, 0.01, 0) == pytest.approx(ran, abs=0.01)
+    signals = [number for _, number in clock.states]
+    assert len(signals) > 50 and signals == [signal.SIGSTOP, signal.SIGCONT] * (len(signals) // 2)
+    assert max(clock.stops_s()) <= cycle.LONGEST_STOPS * 0.01 + max(late_s) + 1e-9
+
+
+def test_a_process_runs_in_turns_and_goes_on_afterwards(spinner):
+    with slowed([spinner.pid], 0.3) as found:
         for _ in range(5):
             until(lambda: state(spinner.pid) == "T", "stopped")
             until(lambda: state(spinner.pid) != "T", "continued")
-        time.sleep(0.5)
     assert state(spinner.pid) != "T" and duties(os.getpid()) == []
-    assert duty.ran == pytest.approx(0.3, abs=0.1), "it corrects itself by what it measures"
+    assert 0 < found.ran < 1
     assert spinner.poll() is None
 
 

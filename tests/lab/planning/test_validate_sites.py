@@ -101,7 +101,7 @@ def test_both_cases_live_and_simulated(tmp_path: Path):
     load = ("--requests", "12", "--rate", "6", "--documents", "3", "--fit-requests", "6", "--arena-mb", "16")
     flags = (*load, "--pool-mb", "32", "--modes", f"{ONE},{KV}", "--json", str(out), "--", *tiny_model(model))
     command = [sys.executable, str(ROOT / "scripts" / "tools.py"), "validate-sites", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode == UNAVAILABLE:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode in (0, 1), done.stderr

@@ -50,8 +50,8 @@ def test_a_rank_that_stops_is_given_up_soon(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_machine_that_gets_busy_masks_nobody(seed):
     """An hour of rounds. Pauses between beats grow, each to less than the limit that the ones before it have led to.
-    Then beats come 0.4 to 1.4 s late, most of it later than a rank may be that was never late, and the observer itself
-    is held up for seconds."""
+    Then beats come 0.4 to 1.4 s late, mostly later than the limit of a rank that was never late before, and the
+    observer itself is held up for seconds."""
     rng = random.Random(seed)
     silence, now = Silence(), 0.0
     for turn in range(400):

@@ -81,6 +81,20 @@ def test_a_process_id_that_is_used_again_is_another_process(proc):
     assert since.share(10.0) == pytest.approx(0.1)
 
 
+def test_orphans_of_ours_do_not_count_nor_what_they_start(proc):
+    """The server is killed: process 1 takes over its worker, and one that started meanwhile."""
+    since = Others(proc, OURS, cores=2)
+    (proc / "50" / "stat").unlink()
+    process(proc, 60, 1, 20.0, "worker")
+    process(proc, 61, 1, 20.0, "later worker")
+    process(proc, 62, 60, 20.0, "child of a worker")
+    assert since.share(10.0) == 0.0
+    process(proc, 90, 1, 81.0, "stranger")  # it was there, also with another parent now
+    assert since.share(10.0) == pytest.approx(0.05)
+    process(proc, 91, 90, 1.0)
+    assert since.share(10.0) == pytest.approx(0.1)
+
+
 def test_a_container_may_have_an_ordinary_process_2(proc):
     process(proc, 2, 0, 0.0, "bash")
     since = Others(proc, OURS, cores=2)
