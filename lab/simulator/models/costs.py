@@ -126,6 +126,9 @@ class Learnt:
 
     def both(self, chunks: Sequence[Chunk], batch: int, context: int, seconds: float) -> None:
         tokens = sum(new for new, _ in chunks)
+        if not tokens:  # nothing was left to compute, such as of a prompt whose parts all came from other nodes
+            self.decoded(batch, context, seconds)
+            return
         mean_context = round(sum(new * known for new, known in chunks) / tokens)  # as one chunk, like a real node
         self._both.observe(batch, context, tokens, mean_context, seconds)
 

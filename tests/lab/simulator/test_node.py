@@ -9,6 +9,7 @@ import pytest
 from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
+from lab.simulator.models.costs import costs
 from lab.simulator.models.step_models import StepModel
 from sched.batching import StepLoad
 from sched.classes import spell, with_objectives
@@ -73,6 +74,13 @@ def test_dynamic_chunks_know_what_the_node_has_learnt():
     assert max(told["exact"]) <= 0.2 and len(told["exact"]) > 12
     assert told["learnt"][0] == pytest.approx(0.01 + 0.57, rel=0.05), "190 tokens at the price of a prefill step"
     assert max(told["learnt"][1:]) < 0.3 and len(told["learnt"]) > 5
+
+
+def test_a_step_whose_prompt_has_nothing_left_to_compute_is_one_of_decodes():
+    learnt = costs("learnt", MODEL, lambda: 1.0)
+    for _ in range(200):
+        learnt.both([(0, 100)], 2, 50, 0.02)
+    assert learnt.decode_s(2, 50) == pytest.approx(0.02, rel=0.05), "10 ms before"
 
 
 def test_noise_of_the_steps_is_noise_of_dynamic_chunks():
