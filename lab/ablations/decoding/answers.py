@@ -51,7 +51,7 @@ def cases(requests: int | None) -> list[Case]:
         work = Workload("unique", min(requests or 2000, 2000), change=Alike(PROMPT, answer, rate_s(answer)))
         ways = {
             APART: (replace(base, prefill=split(answer), decode=NODES - split(answer)), most),
-            MIXED: (replace(base, prefill=0, decode=0, mixed=NODES), MODEL),
+            MIXED: (replace(base, prefill=0, decode=0, mixed=NODES, tolls=False), MODEL),  # every node does both
         }
         for way, (config, model) in ways.items():
             made.append(Case(label(way, answer), config, work, 30.0, TBT_S, model=model, series=way, x=answer))

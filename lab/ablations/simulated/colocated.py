@@ -1,6 +1,8 @@
-"""Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept."""
+"""Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept, and mixed nodes may part."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.evidence import best_of, leaders, points, relative, told
@@ -10,15 +12,17 @@ from lab.simulator.config import SimConfig
 SPLIT = "8P+8D"
 GAP = "p99 longest gap, ms"
 CHUNKS = (512, 1024, 2048, 4096, 8192)
-SHAPES = {"16 mixed": (0, 0, 16), "4P+4D+8 mixed": (4, 4, 8)}
+SHAPES = {"16 mixed": (0, 0, 16, False), "4P+4D+8 mixed": (4, 4, 8, False), "16 mixed with tolls": (0, 0, 16, True)}
+"""Prefill, decode and mixed nodes, and whether tolls keep prompts and decodes of the mixed ones apart."""
 
 
 def cases(requests: int | None) -> list[Case]:
     work = Workload("conversation", min(requests or 4000, 4000))
     made = [Case(SPLIT, SimConfig(pool_blocks=6000), work, 30.0, 0.1, tail_tbt=True)]
-    for shape, (prefill, decode, mixed) in SHAPES.items():
+    for shape, (prefill, decode, mixed, tolls) in SHAPES.items():
+        nodes = SimConfig(prefill=prefill, decode=decode, mixed=mixed, tolls=tolls, pool_blocks=6000)
         for chunk in CHUNKS:
-            config = SimConfig(prefill=prefill, decode=decode, mixed=mixed, chunk_tokens=chunk, pool_blocks=6000)
+            config = replace(nodes, chunk_tokens=chunk)
             label = f"{shape}, chunk {chunk}"
             made.append(Case(label, config, work, 30.0, 0.1, tail_tbt=True, series=shape, x=chunk))
     return made
