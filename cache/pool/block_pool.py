@@ -236,6 +236,22 @@ class BlockPool:
         self._newcomers[key] = Newcomer(facts)
         return True
 
+    def name_again(self, block_id: int, key: BlockKey, facts: Facts = PLAIN, place: Place | None = None) -> bool:
+        """Like `name`, but if the other block is only cached, this one takes its name, and that one is free. So all
+        blocks of a prompt that was computed again are evicted in its order: a cached block in the middle of it is older
+        than its continuation and would leave first. Still returns False, because the key is not new."""
+        known = self._index.block_of(key)
+        if known is None or known == block_id or self._held(known):
+            return self.name(block_id, key, facts, place)
+        if not self._held(block_id):
+            raise ValueError(f"block {block_id} is not held, so no key may name its content")
+        self._index.move(key, block_id)
+        self._aside.discard(key)
+        self._policy.removed(key)
+        self._newcomers[key] = Newcomer(facts, hits=1)
+        self._freed(known)
+        return False
+
     def forget(self, key: BlockKey) -> bool:
         """Remove `key` from the index; its block becomes free once it has no references. False for an unknown key."""
         block_id = self._index.block_of(key)

@@ -80,6 +80,16 @@ class PrefixIndex:
             del self._lacking[place.name]
         return key
 
+    def move(self, key: BlockKey, block_id: int) -> int:
+        """Another block holds `key` from now on; returns the one before. No watcher hears of it: the key was here and
+        stays. Raises KeyError for an unknown key, ValueError when the block has one."""
+        if block_id in self._keys:
+            raise ValueError(f"block {block_id} already has a key")
+        before = self._blocks[key]
+        del self._keys[before]
+        self._blocks[key], self._keys[block_id] = block_id, key
+        return before
+
     def block_of(self, key: BlockKey) -> int | None:
         return self._blocks.get(key)
 

@@ -306,13 +306,14 @@ class BlockBook:
         first = request.num_named
         full_blocks = self.named(request, first, full)
         request.num_named = full
-        fresh = [i for i, (key, block_id, facts) in enumerate(full_blocks) if self.pool.name(block_id, key, facts)]
+        name = self.pool.name_again
+        fresh = [i for i, (key, block_id, facts) in enumerate(full_blocks) if name(block_id, key, facts)]
         if self._named is not None and fresh:
             self._named(request, [first + i for i in fresh])
         others = [
             (key, block_id, facts)
             for group, i, (key, block_id, facts) in self._named_others(request, first, full)
-            if self.pool.name(block_id, key, facts, self._place(request, group, i)) and self._pools(request, group, i)
+            if name(block_id, key, facts, self._place(request, group, i)) and self._pools(request, group, i)
         ]
         return [full_blocks[i] for i in fresh] + others
 

@@ -379,7 +379,7 @@ class Cluster:
         self.contention.changed(i)
         self.halves.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
-        live.running[i] = len(node.batch.running) + len(node.batch.computing)  # as real nodes count their seats
+        live.running[i] = len(node.batch.running)
         told = node.costs.prefill, node.known_slowness
         if self._told_costs[i] != told:
             self._told_costs[i] = told

@@ -87,7 +87,9 @@ def test_prefill_decode_and_store_nodes(start: Start, model: Model, tmp_path):
     flags, expected, geometry = model.flags, model.expected, model.geometry
     ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
     with start(
-        "prefill=1,decode=1,store=1", *flags, *model.drafting, "--max-num-batched-tokens", "100", role_flags=ssd
+        "prefill=1,decode=1,store=1",
+        *(*flags, *model.drafting, "--max-num-batched-tokens", "100", "--prefix-fetch", "always"),
+        role_flags=ssd,
     ) as cluster:
         url = cluster["store-0"].url
         (moved,) = events(url, answer(url, "page", expected), "kv_moved")

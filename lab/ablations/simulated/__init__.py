@@ -6,7 +6,8 @@ Files:
     breakdown    FAST'25 Fig. 14: one request at a time, by the length of its prompt, with nothing or nearly
                  everything cached
     classes      Orders of the prefill queue
-    colocated    Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept
+    colocated    Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept, and mixed
+                 nodes may part
     effective    FAST'25 Figures 1, 6, 7: requests within their objectives, with Mooncake and with vLLM on the same
                  nodes
     eviction     v3 Table 1 under timing: the effect of an eviction policy on the time to first token

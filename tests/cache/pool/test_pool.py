@@ -60,6 +60,18 @@ class PoolModel(RuleBasedStateMachine):
         named = self.pool.name(block_id, key)
         assert named == (self.named.setdefault(key, block_id) == block_id)
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def name_again(self, data, key):
+        block_id = data.draw(st.sampled_from(sorted(self.held)))
+        if self.pool.key_of(block_id) not in (None, key):
+            return
+        before = self.named.get(key)
+        again = self.pool.name_again(block_id, key)
+        assert again == (before in (None, block_id))
+        if before not in self.held:
+            self.named[key] = block_id
+
     @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4), transfer=st.booleans())
     def match_and_take(self, keys, transfer):
         found = self.pool.match(keys)
@@ -220,6 +232,20 @@ def test_the_second_block_of_a_key_stays_unnamed():
         "named": 1,
         "evictions": 0,
     }
+
+
+def test_a_prompt_that_is_computed_again_leaves_from_its_end():
+    """The first of its blocks is still cached, and so was the older one."""
+    pool = BlockPool(4)
+    (old,) = pool.allocate(1)
+    assert pool.name_again(old, KEYS[0])
+    pool.release([old])
+    first, second = pool.allocate(2)
+    assert not pool.name_again(first, KEYS[0]) and pool.name_again(second, KEYS[1])
+    pool.release([first, second])
+    assert pool.match(KEYS[:2]) == [first, second]
+    pool.allocate(3)
+    assert pool.match(KEYS[:2]) == [first]
 
 
 def test_misuse_is_refused():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache.block import BlockGeometry
@@ -89,7 +89,12 @@ def keys_of(prompt: list[int]) -> list[bytes]:
 TURNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=6)
 
 
+COMPUTED_AGAIN = [(1, 32, 12), (0, 1, 1), (0, 26, 4), (0, 1, 1), (1, 37, 1), (1, 8, 1)]
+"""With states, the first node goes on before block 10 and computes it again: it must not leave before block 11."""
+
+
 @pytest.mark.parametrize("groups", [WINDOWS, STATES, BOTH])
+@example(COMPUTED_AGAIN, 90)
 @given(TURNS, st.integers(90, 130))
 @settings(max_examples=60, deadline=None)
 def test_a_node_is_never_said_to_go_on_where_it_cannot(groups, turns, blocks):
