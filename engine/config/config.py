@@ -58,7 +58,7 @@ class Config(ScalingFields):
         True,
         "scheduling",
         "on nodes that prefill and decode, --placement mooncake keeps prompts and decodes apart while there is room, "
-        "because they delay each other",
+        "because they delay each other; that moves KV more often, so turn it off where a hand-over takes seconds",
     )
     kvcache_balancing_threshold: float = flag(
         1.5,

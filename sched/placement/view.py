@@ -41,7 +41,8 @@ TOLL_OF_QUEUE = 20.0
 follow."""
 
 TOLL_OF_FIRST = 1.0
-"""Share of its own time that the toll of the first decode is: other nodes take it until their steps have doubled."""
+"""Share of its own time that the toll of the first decode is: other nodes take it until their steps have doubled, or
+the hand-over takes as long."""
 
 CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order", "near")
 """Properties that a view computes once from its table."""
