@@ -4,8 +4,8 @@
     decode-first   every decode, then prefill up to the step's token budget
     mixed          every decode, then at most a fixed chunk of prefill (Sarathi-Serve, section 4)
     dynamic        every decode, then the largest chunk for which the predicted step time stays within a limit. It
-                   follows from the objectives of the requests (stretch.py), or it is fixed, or four times the time of
-                   the decodes if that is more
+                   follows from the objectives of the requests (stretch.py). A fixed limit is at least four times the
+                   time of the decodes
 
 With every policy, the time of a step with prefill is bounded (BoundedSteps), because the node aborts, admits and
 answers requests only between steps.

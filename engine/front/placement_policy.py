@@ -16,6 +16,7 @@ from sched.placement.choice import PlacementPolicy
 from sched.placement.mooncake import Compiled, MooncakePlacement
 from sched.placement.phases import ByObjectives
 from sched.placement.table import METHODS, placements
+from sched.placement.two_stages import TwoStages
 
 COMPILED = Compiled(shortlist, find)
 
@@ -33,7 +34,8 @@ def placement_policy(config: Config, rng: Rng, price: Price = equal_prices) -> P
             more["classes"] = config.classes
         limits = Limits(config.max_waiting_requests)
         policy = kind(limits, rng, config.kvcache_balancing_threshold, **more)
-        policy.tolls = getattr(policy, "tolls", False) and config.placement_tolls
+        if isinstance(policy, TwoStages):
+            policy.tolls &= config.placement_tolls
         return policy
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None

@@ -72,7 +72,8 @@ class Placer:
         self._demands = Demands(geometry)
         self._prefix_caching = rules.prefix_caching
         self._rejection = rules.rejection
-        self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng, geometry, tolls=rules.policy.tolls)
+        tolls = getattr(rules.policy, "tolls", False)  # files of users need none
+        self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng, geometry, tolls=tolls)
         self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
         self._sites = SiteFinder(gossip.me.site, self._measure)
         self._bursts = Bursts(cluster.channel, gossip)

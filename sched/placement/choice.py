@@ -74,9 +74,6 @@ def listed(stages: Sequence[Stage]) -> list[Row]:
 class PlacementPolicy(Protocol):
     """Chooses nodes of a view. It depends only on the arguments, its rng and its past decisions."""
 
-    tolls: bool
-    """Whether its views have tolls (view.py)."""
-
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
         """Indices of the nodes to ask for their load and longest prefix. `place` then gets a view of the nodes that
         answered. Empty: `place` decides from gossip alone."""

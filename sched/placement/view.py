@@ -172,12 +172,8 @@ class View:
         return view
 
     def _begin(self, links: Links, max_waiting: int, expected_arrivals: float, tolls: bool) -> None:
-        self._links, self.max_waiting, self.expected_arrivals, self._tolls = (
-            links,
-            max_waiting,
-            expected_arrivals,
-            tolls,
-        )
+        self._links, self.max_waiting = links, max_waiting
+        self.expected_arrivals, self._tolls = expected_arrivals, tolls
         self.powers = np.ones(3)
 
     def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags, stages: Flags) -> None:

@@ -33,6 +33,7 @@ from sched.placement.burst import Choice
 from sched.placement.choice import Placement, Rejected
 from sched.placement.demand import Demand
 from sched.placement.measured_links import MeasuredLinks
+from sched.placement.two_stages import TwoStages
 from sched.placement.view import Candidate, View
 from sched.rejection import Estimate, Rejection, rejections
 
@@ -337,3 +338,22 @@ def test_a_load_from_ssd_tells_nothing_about_the_way():
     links.learn(load(arena=4), "d")
     latency, per_byte = links.fetch_each(["a"])
     assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)
+
+
+OWN = """
+class Own:
+    __slots__ = ()
+    def __init__(self, limits, rng, threshold): pass
+    def shortlist(self, now, demand, view, matched): return ()
+    def place(self, now, demand, view, matched): raise NotImplementedError
+"""
+
+
+def test_tolls_are_those_of_the_policy_unless_they_are_switched_off(tmp_path):
+    """A user's policy needs none, and may take no attribute."""
+    (tmp_path / "own.py").write_text(OWN)
+    for flags, tolls in (({}, True), ({"placement_tolls": False}, False), ({"placement": "taichi"}, False)):
+        policy = placement_policy(Config(**flags), random.Random(0))
+        assert isinstance(policy, TwoStages) and policy.tolls == tolls
+    own = placement_policy(Config(placement=f"{tmp_path / 'own.py'}:Own"), random.Random(0))
+    assert not isinstance(own, TwoStages) and not hasattr(own, "tolls")
