@@ -2,7 +2,7 @@
 
 Quantized has the bytes of a GGUF tensor: blocks along the inputs. A block is one group of 32 inputs with a scale (q8_0,
 q4_0, q4_1, mxfp4), or 256 inputs in groups of 32 (q4_k, q5_k) or 16 (q6_k) with integer scales.
-engine/model/cpu/groups.h has the layouts and the values. Scaled has one byte per element and float32 scales
+engine/model/cpu/formats.h has the layouts and the values. Scaled has one byte per element and float32 scales
 (engine/model/cpu/bytes.h).
 """
 
