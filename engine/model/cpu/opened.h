@@ -1,7 +1,7 @@
 // Products of many rows by pairs of 16 bits, where the CPU does not multiply quads of bytes (AVX2).
 //
 // They are for weights of more than 4 bits. By bytes each of their products is two, of the halves of the weight (dot.h),
-// whose sums take so many registers that a tile has two rows. So a chunk of the weight is opened once for all rows, in the
+// whose sums leave registers for two rows of a tile only. So a chunk of the weight is opened once for all rows, in the
 // first-level cache: its integers, less their offset, in 16 bits, and the products of its scales as floats. A tile has
 // six rows, and the sums are the same integers, so a row's result does not depend on the number of rows.
 //
