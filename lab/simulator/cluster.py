@@ -21,6 +21,7 @@ from lab.simulator.lengths import Lengths
 from lab.simulator.links import SimLinks
 from lab.simulator.migration import Migration
 from lab.simulator.models.contention import Contention
+from lab.simulator.models.expert_ranks import ExpertRanks
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import FETCH, HANDOVER
 from lab.simulator.models.presets import chosen
@@ -62,7 +63,8 @@ class Cluster:
         ValueError, OSError."""
         if model is None:
             rule = PoolRule(config.pool_windows, config.state_every)
-            model = chosen(config.model, config.model_geometry, config.hardware, rule)
+            ranks = ExpertRanks(config.expert_ranks, config.expert_copies) if config.expert_ranks else None
+            model = chosen(config.model, config.model_geometry, config.hardware, rule, ranks)
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
         self.loop = Loop() if loop is None else loop

@@ -30,6 +30,8 @@ IDEAL: dict[str, Any] = {
 }  # fmt: skip
 """A cluster that publishes for nothing and knows everything, for questions about the mechanisms alone; no default."""
 
+FAILING = "--faults, --crash-every-s, --rank-loss-every-s"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
@@ -40,6 +42,8 @@ class SimConfig:
     model: str = "llama3-70b-8xa800"
     model_geometry: str = ""  # step times by formula instead: a published model or a Hugging Face directory
     hardware: str = "8xh200"  # of a node with --model-geometry, see lab/simulator/models/by_formula.py
+    expert_ranks: int = 0  # GPUs of a node that share the experts, with --model-geometry; 0 = even load, at no cost
+    expert_copies: int = 1  # of each expert, on different ranks
     pool_windows: bool = True  # the pool keeps blocks of layers with a window, with --model-geometry
     state_every: int = 8  # blocks from one pooled state to the next, for models with a state
     prefill: int = 8  # nodes that compute prompts
@@ -101,6 +105,8 @@ class SimConfig:
     guard_slack: float = 1.25  # width of the envelope
     guard_most_error: float = 0.3  # the predictor is ignored from this moving relative error on
     faults: str = ""  # lab/simulator/faults.py: crash:NODE@AT+SECONDS, slow:NODE@AT+SECONDSxFACTOR
+    rank_loss_every_s: float = 0.0  # mean time between losses of a rank of any node, drawn by seed; 0 = never
+    rank_down_s: float = 60.0  # time until a lost rank is back
     crash_every_s: float = 0.0  # mean time between crashes, drawn by seed; 0 = never
     crash_down_s: float = 30.0  # time until a crashed node is back
     detect_s: float = 1.0  # time until a slow node is known, and, with gossip_model fast, a crash
@@ -137,14 +143,21 @@ class SimConfig:
             raise ValueError(f"--flow-order {self.flow_order} needs --fat-tree")
         if self.autoscale:
             _check_autoscale(self)
-        if self.store and (self.faults or self.crash_every_s or self.autoscale):
-            raise ValueError("--store does not work with --faults, --crash-every-s or --autoscale: give --store 0")
-        if self.migration != "none" and (self.faults or self.crash_every_s or self.autoscale or self.role_changes):
-            others = "--faults, --crash-every-s, --autoscale or --role-changes"
+        if self.rank_loss_every_s and not self.expert_ranks:
+            raise ValueError(f"--rank-loss-every-s {self.rank_loss_every_s:g} needs --expert-ranks")
+        if self.store and (self.fails or self.autoscale):
+            raise ValueError(f"--store does not work with {FAILING} or --autoscale: give --store 0")
+        if self.migration != "none" and (self.fails or self.autoscale or self.role_changes):
+            others = f"{FAILING}, --autoscale or --role-changes"
             raise ValueError(f"--migration {self.migration} does not work with {others}: give --migration none")
         node_classes(self.node_classes)
         if not (self.mixed or (self.prefill and self.decode)):
             raise ValueError("no node computes prompts, or none decodes: give --prefill and --decode, or --mixed")
+
+    @property
+    def fails(self) -> bool:
+        """Whether nodes or parts of them fail."""
+        return bool(self.faults or self.crash_every_s or self.rank_loss_every_s)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -189,8 +202,8 @@ def _check_autoscale(config: SimConfig) -> None:
     for one in bounds:
         if not one.least <= getattr(config, one.role) <= one.most:
             raise ValueError(f"--{one.role} must be between {one.least} and {one.most}, as --autoscale says")
-    if config.role_changes or config.faults or config.crash_every_s:
-        raise ValueError("--autoscale does not work with --role-changes, --faults or --crash-every-s")
+    if config.role_changes or config.fails:
+        raise ValueError(f"--autoscale does not work with --role-changes, {FAILING}")
     if config.gossip_model == "real":
         raise ValueError("--autoscale does not work with --gossip-model real: its nodes are members from the start")
     if config.prefill_share:

@@ -4,6 +4,11 @@ A crash loses the node's requests, its cache and its share of the pool. After `d
 when the cores of all other nodes know, no acceptor places on it any more, and the acceptors send its requests to other
 nodes, which compute the prompt and the tokens answered so far again. A request that is placed on a dead node before
 that is tried again every `retry_s`.
+
+A node that lost a rank with experts (--expert-ranks W) and has copies of all of them goes on, W / (W - M) times as slow
+with M ranks away, which is what placement multiplies the times of real nodes by (sched/placement/record_table.py). With
+no more copies than ranks away it serves nobody, because nearly every token needs an expert that has no living copy;
+its caches stay. Room for KV does not shrink here.
 """
 
 from __future__ import annotations
@@ -56,17 +61,24 @@ class Failures:
         self._config, self._loop, self._parts = config, loop, parts
         self._jobs, self._changed, self._place = jobs, changed, place
         self.slowness = slowness
+        self._away = [0] * len(slowness)  # lost ranks of each node that serves
         self.lost = 0  # attempts that a crash ended
 
     def schedule(self, until: float) -> None:
         """All faults up to `until`. Raises ValueError naming the flag."""
         config, loop, slowness = self._config, self._loop, self._parts.network.slowness
         names = list(self._parts.nodes)
-        by_seed = drawn(names, config.crash_every_s, config.crash_down_s, until, config.seed)
-        for fault in [*parse(config.faults, names), *by_seed]:
+        named = parse(config.faults, names)
+        if not config.expert_ranks and any(fault.kind == "rank" for fault in named):
+            raise ValueError(f"--faults {config.faults}: nodes have ranks with --expert-ranks only")
+        crashes = drawn(names, config.crash_every_s, config.crash_down_s, until, config.seed)
+        ranks = drawn(names, config.rank_loss_every_s, config.rank_down_s, until, config.seed, "rank")
+        for fault in [*named, *crashes, *ranks]:
             node = self._parts.nodes[fault.node]
             if fault.kind == "crash":
                 loop.at(fault.at, self._crash, node, fault)
+            elif fault.kind == "rank":
+                loop.at(fault.at, self._rank_lost, node, fault)
             elif fault.kind == "rail":
                 loop.at(fault.at, slowness.__setitem__, node.name, fault.factor)
                 loop.at(fault.at + fault.seconds, slowness.__setitem__, node.name, 1.0)
@@ -86,6 +98,22 @@ class Failures:
         node.known_slowness = factor
         self._changed(node)
 
+    # --- ranks with experts
+
+    def _rank_lost(self, node: Node, fault: Fault) -> None:
+        if node.down:
+            return  # it is back with all its ranks
+        if self._away[node.index] + 1 < self._config.expert_copies:
+            self._ranks_away(node, 1)
+            self._loop.at(fault.at + fault.seconds, self._ranks_away, node, -1)
+        else:
+            self._crash(node, fault)
+
+    def _ranks_away(self, node: Node, change: int) -> None:
+        ranks, before = self._config.expert_ranks, self._away[node.index]
+        self._away[node.index] = max(0, before + change)  # 0 since a crash: it came back with all its ranks
+        self._slow(node, ranks / (ranks - self._away[node.index]))
+
     # --- crashes
 
     def _crash(self, node: Node, fault: Fault) -> None:
@@ -94,14 +122,17 @@ class Failures:
         if isinstance(told, Gossip) and node.down:
             return  # the others do not know of its last crash yet
         node.crash()
+        if self._away[node.index]:
+            self._ranks_away(node, -self._away[node.index])
         if isinstance(told, Gossip):
             self._watch(node, now, fault.at + fault.seconds, told.crashed(node.index))
             self._loop.at(fault.at + fault.seconds, told.returned, node.index)
         else:
             self._loop.after(detect_s, self._noticed, node, now)
             self._loop.at(fault.at + max(fault.seconds, detect_s), self._back, node)
-        self._parts.caches[node.index].clear()
-        self._parts.pool.lost(node.index)
+        if fault.kind == "crash":
+            self._parts.caches[node.index].clear()
+            self._parts.pool.lost(node.index)
 
     def _watch(self, node: Node, crashed: float, until: float, known: Callable[[], bool]) -> None:
         """Wait until the other nodes know; the node is back at `until` at the earliest."""

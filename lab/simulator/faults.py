@@ -2,8 +2,8 @@
 
     crash:NODE@AT+SECONDS          its memory is lost; it is back, empty, after SECONDS
     slow:NODE@AT+SECONDSxFACTOR    its steps take FACTOR times as long
-
     rail:NODE@AT+SECONDSxFACTOR    its NIC is FACTOR times as slow
+    rank:NODE@AT+SECONDS           one of its --expert-ranks is lost, and back after SECONDS
 
 Several are joined by commas: crash:prefill-0@60+30,slow:decode-1@10+60x3.
 """
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-_FAULT = re.compile(r"(crash|slow|rail):([\w-]+)@([\d.]+)\+([\d.]+)(?:x([\d.]+))?")
+_FAULT = re.compile(r"(crash|slow|rail|rank):([\w-]+)@([\d.]+)\+([\d.]+)(?:x([\d.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One node, from `at` for `seconds` of the run."""
 
-    kind: str  # crash, slow or rail
+    kind: str  # crash, slow, rail or rank
     node: str
     at: float
     seconds: float
@@ -34,8 +34,10 @@ def parse(text: str, nodes: Sequence[str]) -> list[Fault]:
     found = []
     for part in filter(None, text.split(",")):
         match = _FAULT.fullmatch(part)
-        if match is None or (match[1] != "crash") != (match[5] is not None):
-            raise ValueError(f"--faults: {part!r} is not crash:NODE@AT+SECONDS, slow: or rail:NODE@AT+SECONDSxFACTOR")
+        if match is None or (match[1] in ("slow", "rail")) != (match[5] is not None):
+            raise ValueError(
+                f"--faults: {part!r} is not crash: or rank:NODE@AT+SECONDS, slow: or rail:NODE@AT+SECONDSxFACTOR"
+            )
         if match[2] not in nodes:
             raise ValueError(f"--faults: there is no node {match[2]!r}; nodes are {', '.join(nodes)}")
         fault = Fault(match[1], match[2], float(match[3]), float(match[4]), float(match[5] or 1.0))
@@ -45,8 +47,10 @@ def parse(text: str, nodes: Sequence[str]) -> list[Fault]:
     return found
 
 
-def drawn(nodes: Sequence[str], every_s: float, down_s: float, until: float, seed: int) -> list[Fault]:
-    """Crashes by chance, one every `every_s` seconds of the cluster on average; no node while it is down."""
+def drawn(
+    nodes: Sequence[str], every_s: float, down_s: float, until: float, seed: int, kind: str = "crash"
+) -> list[Fault]:
+    """Faults by chance, one every `every_s` seconds of the cluster on average; no node while its last one lasts."""
     rng, found, at = Random(seed), [], 0.0
     back = dict.fromkeys(nodes, 0.0)
     while every_s and (at := at + rng.expovariate(1 / every_s)) < until:
@@ -54,5 +58,5 @@ def drawn(nodes: Sequence[str], every_s: float, down_s: float, until: float, see
         if up:
             node = rng.choice(up)
             back[node] = at + down_s
-            found.append(Fault("crash", node, at, down_s))
+            found.append(Fault(kind, node, at, down_s))
     return found

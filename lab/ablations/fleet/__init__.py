@@ -5,6 +5,7 @@ Files:
     fat_tree     NetKV on a fat tree of 64 GPUs: what the choice of the decode node by distance and load of the links
                  saves
     prices       Cheap and slow nodes with dear and fast ones: placement by cost, against placement by time alone
+    ranks        Copies of experts against losses of ranks: nodes whose GPUs share the experts of a model, under load
     sessions     Parked or least recently used: the KV of agents and people between their turns, by the DRAM of the
                  pool
     sites        When does a KV CDN pay?

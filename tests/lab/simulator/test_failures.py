@@ -106,7 +106,71 @@ def test_others_turn_from_a_slow_node_once_they_know():
     assert gap[1] > gap[0]
 
 
-WRONG = ["crash:prefill-0", "slow:prefill-0@1+2", "crash:prefill-0@1+2x3", "crash:nobody@1+2", "slow:prefill-0@1+2x0.5"]
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    copies=st.integers(1, 3),
+    every_s=st.floats(0.1, 3),
+    down_s=st.floats(0.05, 2),
+    crash_every_s=st.sampled_from([0.0, 1.0]),
+    mixed=st.booleans(),
+)
+def test_every_token_comes_once_whatever_ranks_are_lost(seed, copies, every_s, down_s, crash_every_s, mixed):
+    shape = {"prefill": 0, "decode": 0, "mixed": 4} if mixed else {"prefill": 3, "decode": 3}
+    requests = rows(40)
+    cluster = ran(
+        requests, seed=seed, expert_ranks=8, expert_copies=copies, rank_loss_every_s=every_s, rank_down_s=down_s,
+        crash_every_s=crash_every_s, crash_down_s=0.5, detect_s=0.1, pool_blocks=100, **shape,
+    )  # fmt: skip
+    check(cluster, requests)
+    assert set(cluster.failures.slowness) <= {8 / (8 - away) for away in range(copies)}
+
+
+def test_a_lost_rank_makes_a_node_with_copies_slower_and_loses_nothing():
+    requests = rows(80)
+    shape = {"prefill": 1, "decode": 1, "expert_ranks": 4, "expert_copies": 2, "output_lengths": "oracle"}
+    whole, less, half = (
+        ran(requests, **shape, step_noise=0.0, faults=faults)
+        for faults in ("", "rank:decode-0@0+100", "slow:decode-0@0+100x1.3333333333333333")
+    )
+    check(less, requests)
+    assert less.failures.lost == 0
+    assert figures(less)["tbt_s"] == pytest.approx(figures(half)["tbt_s"])
+    assert figures(less)["tbt_s"]["mean"] > 1.2 * figures(whole)["tbt_s"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("copies", "faults"), [(1, "rank:decode-0@0.8+5"), (2, "rank:decode-0@0.7+5,rank:decode-0@0.8+5")]
+)
+def test_a_node_without_a_copy_serves_nobody_until_the_rank_is_back(copies, faults):
+    requests = rows(40)
+    cluster = ran(requests, prefill=2, decode=2, expert_ranks=8, expert_copies=copies, faults=faults, detect_s=0.1)
+    check(cluster, requests)
+    hit = [job for job in cluster.jobs if job.resumed]
+    assert hit and all(job.decode == "decode-1" for job in hit) and cluster.failures.lost >= len(hit)
+
+
+def test_a_node_keeps_its_cache_when_it_lost_a_rank():
+    same = [TraceRow(1000.0 * i, 4096, 5, list(range(8))) for i in range(10)]
+    cluster = ran(same, prefill=1, decode=1, expert_ranks=8, faults="rank:prefill-0@4.5+0.1", detect_s=0.1)
+    assert [job.source for job in cluster.jobs] == ["none", *["local"] * 9]
+
+
+def test_ranks_are_lost_only_where_there_are_some():
+    with pytest.raises(ValueError, match="--expert-ranks"):
+        SimConfig(rank_loss_every_s=1.0)
+    with pytest.raises(ValueError, match="--expert-ranks"):
+        ran(rows(1), faults="rank:decode-0@1+2")
+
+
+WRONG = [
+    "rank:prefill-0@1+2x3",
+    "crash:prefill-0",
+    "slow:prefill-0@1+2",
+    "crash:prefill-0@1+2x3",
+    "crash:nobody@1+2",
+    "slow:prefill-0@1+2x0.5",
+]
 
 
 @pytest.mark.parametrize("text", WRONG)
