@@ -44,9 +44,9 @@ from lab.ablations.decoding.beyond import BEYOND
 from lab.ablations.decoding.flexgen import FLEXGEN
 from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
+from lab.ablations.fleet.expert_copies import EXPERT_COPIES
 from lab.ablations.fleet.fat_tree import FAT_TREE
 from lab.ablations.fleet.prices import PRICES
-from lab.ablations.fleet.ranks import EXPERT_RANKS
 from lab.ablations.fleet.sessions import SESSIONS_ABLATION
 from lab.ablations.fleet.sites import SITES_ABLATION
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
@@ -109,7 +109,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         MOVES,
         AUTOSCALING,
         PRICES,
-        EXPERT_RANKS,
+        EXPERT_COPIES,
         FAT_TREE,
         SESSIONS_ABLATION,
         SPLIT,

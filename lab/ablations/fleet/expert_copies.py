@@ -59,8 +59,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-EXPERT_RANKS = Ablation(
-    "ranks",
+EXPERT_COPIES = Ablation(
+    "expert-copies",
     "Do copies of experts pay when ranks are lost?",
     f"{MODEL} on {NODES}P+{NODES}D of {RANKS} H20 each, conversation trace; experts on {RANKS} ranks of a node "
     f"(lab/simulator/models/expert_ranks.py). Ranks of any node are lost by chance and back after {DOWN_S:g} s. A node "
