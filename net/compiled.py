@@ -11,16 +11,23 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 C_FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
 """Each product and each sum is rounded separately, as in the numpy references."""
 
 TAIL_LINES = 15  # of a failing compiler's output, in the error
+
+_starting = threading.Lock()
+_running: list[subprocess.Popen[str]] = []
+_abandoned = threading.Event()
 
 
 class NotCompiled(RuntimeError):
@@ -50,6 +57,8 @@ def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], No
         path.parent.mkdir(parents=True, exist_ok=True)
         with _turn(path.parent):
             if not path.exists():
+                for left in path.parent.glob(f"{name}-*/"):  # by a process that was killed in its turn
+                    shutil.rmtree(left, ignore_errors=True)
                 with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-") as scratch:
                     make(Path(scratch) / path.name)
                     (Path(scratch) / path.name).replace(path)
@@ -79,12 +88,39 @@ def c_compiler(packages: str = "gcc") -> str:
 
 def run(*commands: Sequence[str]) -> None:
     """Runs the commands concurrently. Raises NotCompiled with the end of the output of the first failing one."""
-    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
-    outputs = [process.communicate()[0] for process in running]
+    # Each in a group of its own: g++ runs the real compiler as a child, and does not take it along when it ends.
+    piped = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
+    with _starting:
+        if _abandoned.is_set():
+            raise NotCompiled("this process is about to end")
+        running = [piped(command) for command in commands]
+        _running.extend(running)
+    try:
+        outputs = [process.communicate()[0] for process in running]
+    except BaseException:
+        _kill(running)
+        raise
+    finally:
+        with _starting:
+            for process in running:
+                _running.remove(process)
     for command, process, output in zip(commands, running, outputs, strict=True):
         if process.returncode:
             tail = "\n".join(output.splitlines()[-TAIL_LINES:])
             raise NotCompiled(f"compiling failed ({' '.join(command)}):\n{tail}")
+
+
+def abandon() -> None:
+    """End the compilers that run, and let no other begin: this process ends before it would need their code."""
+    with _starting:
+        _abandoned.set()
+        _kill(_running)
+
+
+def _kill(compilers: Sequence[subprocess.Popen[str]]) -> None:
+    for process in compilers:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def library(source: Path, headers: Sequence[Path] = (), for_this_cpu: bool = False) -> ctypes.CDLL:

@@ -164,6 +164,7 @@ def _decides(sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Pa
 
 def _compile(cxx: Compiler, sources: Sequence[Path], flags: Sequence[str], runtime: Path | None, out: Path) -> None:
     began = time.monotonic()
+    log.info("compiling %s with %s: once, a minute or more if the cores are busy", out.name, cxx.path)
     objects = [out.parent / f"{i}-{source.stem}.o" for i, source in enumerate(sources)]
     pairs = zip(sources, objects, strict=True)
     run(*([cxx.path, *flags, "-c", str(source), "-o", str(target)] for source, target in pairs))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import current_thread
 from typing import TYPE_CHECKING, Any
 
 from cache import keys as key_chain
@@ -55,6 +56,7 @@ from engine.observe.history import History
 from engine.scaling.role_changes import RoleChanges
 from engine.scaling.scaler import SCALES, Scaler, may_leave
 from engine.sites.members import shares
+from engine.start.torch_import import may_be_left
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port, naming_control_port
@@ -323,6 +325,7 @@ class Node:
         loop = asyncio.get_running_loop()
 
         def load() -> tuple[type[Engine], LoadedModel]:
+            may_be_left(current_thread())
             from engine.loading.load_model import load_model
             from engine.node.engine import Engine
 
@@ -337,12 +340,16 @@ class Node:
         calls = LoopCalls()
         # Not in the loop's thread pool: an OpenMP team exists as long as the thread that led it, and libgomp shortens
         # the spinning of all teams if they have more threads than there are cores.
-        with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
-            try:
-                engine, loaded = await loop.run_in_executor(loading, load)
-            finally:
-                imported.set()  # also if it failed
-                calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
+        loading = ThreadPoolExecutor(1, thread_name_prefix="loading")
+        try:
+            engine, loaded = await loop.run_in_executor(loading, load)
+        except asyncio.CancelledError:  # by a signal: compiling or reading may still take minutes
+            loading.shutdown(wait=False)
+            raise
+        finally:
+            imported.set()  # also if it failed
+            calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
+        loading.shutdown()
         forget_header()
         self.measures.phase("weights")
         self.serving.weight_dtype = loaded.weight_dtype

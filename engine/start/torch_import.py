@@ -47,20 +47,28 @@ def load(folder: Path) -> list[str]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with the exit code, and do not wait for an import that has begun and that nobody needs now. Then
-    the interpreter does not clean up either: the thread could crash in what is gone."""
+    """End this process with the exit code, and do not wait for an import or a load (`may_be_left`) that has begun and
+    that nobody needs now. Then the interpreter does not clean up either: the thread could crash in what is gone."""
     if any(thread.is_alive() for thread in _threads):
+        from net.compiled import abandon  # not for --help and wrong flags
+
+        abandon()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
 
+def may_be_left(thread: Thread) -> None:
+    """`leave` does not wait for this thread."""
+    _threads.append(thread)
+
+
 _threads: list[Thread] = []
 
 
 def _begun(thread: Thread) -> Thread:
-    _threads.append(thread)
+    may_be_left(thread)
     thread.start()
     return thread
 

@@ -195,8 +195,10 @@ class LocalCluster:
             while any(node.alive for node in self._nodes.values()) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         finally:
+            for node in self._nodes.values():  # all before a wait, which one more Ctrl-C would end
+                node.shoot()
             for node in self._nodes.values():
-                node.destroy()
+                node.process.wait()
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> int:
         """Send `signum` and wait for the end; returns the exit code. Killing a dead node is a no-op."""

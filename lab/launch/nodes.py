@@ -96,10 +96,14 @@ class Node:
                     self.ready_s = time.monotonic() - self.begun
         return bool(self.url)
 
-    def destroy(self) -> None:
-        """SIGKILL to the node and its children; returns when it is gone."""
+    def shoot(self) -> None:
+        """SIGKILL to the node and its children."""
         if self.alive:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def destroy(self) -> None:
+        """`shoot`; returns when it is gone."""
+        self.shoot()
         self.process.wait()
 
 

@@ -36,6 +36,7 @@ from lab.launch.remote import Remote, RemoteCluster
 from lab.launch.report import nodes_table, timeline
 
 MAX_PORT = 65_535
+START_S = 900.0  # large weights, or kernels that are compiled on busy cores; whoever looks on has Ctrl-C
 STOP_S = 10.0  # how much longer a node on another host may take to end than its --drain-timeout-ms
 OWN_FLAGS = ("--nodes", "--hosts", "--ssh", "--folder", "--follow", "--ask", "--max-tokens", "--port", "--ssd-path")
 PLACED_FLAGS = {
@@ -135,6 +136,7 @@ def made(options: argparse.Namespace, flags: list[str], config: Config, more: di
     where: dict[str, Any] = {"run_dir": Path(tempfile.mkdtemp(prefix="mooncake-")), "api_key": own_key(config)}
     if options.hosts is None:
         ssd = {"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {}
+        more = {"processes": Processes(start_timeout_s=START_S)} | more
         return LocalCluster(options.nodes, flags, role_flags=ssd, where=Where(options.port), **where | more)
     hosts = hosts_of(options, flags)
     if options.ask is not None and where["api_key"] is None:
@@ -142,7 +144,8 @@ def made(options: argparse.Namespace, flags: list[str], config: Config, more: di
             "--ask with --hosts shows the timeline, which other machines need a key for: add --api-key-file"
         )
     stop_s = config.drain_timeout_ms / 1000 + STOP_S
-    remote = Remote(shlex.split(options.ssh), options.folder, processes=Processes(stop_timeout_s=stop_s))
+    processes = Processes(start_timeout_s=START_S, stop_timeout_s=stop_s)
+    remote = Remote(shlex.split(options.ssh), options.folder, processes=processes)
     return RemoteCluster(hosts, replace(remote, **more), **where)
 
 

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,31 @@ def test_a_busy_control_port_is_named(kind):
     assert code == 2 and "Traceback" not in told, told
     last = told.splitlines()[-1]
     assert f"--control-port {port} on 127.0.0.1: " in last and "give another one that is free for TCP and UDP" in last
+
+
+def test_a_signal_ends_a_node_that_compiles_its_kernels_and_the_compiler(tmp_path):
+    """Compiling takes a minute on a busy machine, reading large weights longer. Nobody waits for either."""
+    told = tmp_path / "told"
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo stand-in && exit\n[ -e {told} ] && exit 1\n'
+        f"sh -c 'echo $$ >{told}.part && mv {told}.part {told} && exec sleep 1000'\n"
+    )
+    compiler.chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, str(ROOT / "mooncake.py"), "--port", "0", "--control-port", "0"]
+    node = cluster.spawn("compiles", "mixed", command, tmp_path, env)
+    try:
+        while not told.exists():
+            assert node.alive, node.log.read_text()
+            time.sleep(0.02)
+        node.process.terminate()
+        assert node.process.wait(60) == 0, "the first signal; the compiler would take 1000 s"
+        compiling = Path("/proc", told.read_text().strip(), "stat")
+        with suppress(OSError):  # reaped, or about to be
+            assert compiling.read_text().rpartition(")")[2].split()[0] == "Z"
+    finally:
+        node.destroy()
 
 
 def test_a_python_without_the_packages_names_the_set_up():

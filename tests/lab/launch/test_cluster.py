@@ -27,6 +27,10 @@ def gone(pid: int) -> bool:
         return True
 
 
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
 def test_parse_nodes():
     assert parse_nodes("prefill=2, decode+store=1,mixed") == [
         ("prefill-0", "prefill"),
@@ -160,6 +164,18 @@ def test_a_node_deaf_to_sigterm_is_killed(fake):
         pid = it["mixed-0"].pid
     assert gone(pid)
     assert it["mixed-0"].process.returncode == -signal.SIGKILL
+
+
+def test_one_more_ctrl_c_while_nodes_end_spares_none(fake, monkeypatch):
+    fake |= {"processes": replace(fake["processes"], stop_timeout_s=0.2)}
+    cluster = LocalCluster("mixed=2", ["--log-level", "debug"], **fake)
+    cluster.start()
+    first, second = cluster.nodes
+    with monkeypatch.context() as patched:
+        patched.setattr(first.process, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.stop()
+    assert (first.process.wait(30), second.process.wait(30)) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
 def test_the_api_key_reaches_nodes_and_our_own_calls(fake):

@@ -125,6 +125,21 @@ def test_a_moved_venv_is_rebuilt(checkout):
     assert calls[0] == f"venv {moved}/.venv"
 
 
+def test_a_link_to_the_venv_of_another_checkout_is_used_and_left_alone(checkout):
+    other = checkout.parent / "other"
+    shutil.copytree(checkout, other)
+    assert setup(other)[0] == 0
+    stamp = (other / ".venv" / ".mooncake-setup").read_text()
+    (checkout / ".venv").symlink_to(other / ".venv")
+    assert setup(checkout) == (0, "", "", []), "an installation would point the other checkout's packages at this one"
+    assert (other / ".venv" / ".mooncake-setup").read_text() == stamp
+    code, _, err, calls = setup(checkout, "--test")
+    assert (code, calls) == (1, []) and "lacks the test tools" in err and str(other) in err
+    shutil.rmtree(other / ".venv")
+    code, _, err, calls = setup(checkout)
+    assert (code, calls) == (1, []) and "delete the link" in err
+
+
 def test_a_failing_stage_is_shown_and_tried_again_next_time(checkout):
     code, _, err, _ = setup(checkout, FAKE_PIP="1")
     assert code == 1

@@ -7,13 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from engine.config.flags import UsageError
 from lab.launch.cluster import ROOT
-from lab.launch.up import read_arguments
+from lab.launch.up import made, read_arguments
 
 MAIN = (
     "import sys; from lab.launch.cluster import Processes; from lab.launch.up import main; "
@@ -154,3 +155,11 @@ def test_other_flags_go_to_every_node():
     assert (config.block_size, config.seed) == (32, 7)
     with pytest.raises(UsageError):
         read_arguments(["--block", "32"])
+
+
+def test_nodes_that_compile_their_kernels_on_busy_cores_are_waited_for(monkeypatch, tmp_path):
+    """For as long as --scale-start-ms waits for a node. They were stopped after three minutes, and began again."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    options, flags, config = read_arguments([])
+    assert made(options, flags, config, {}).start_timeout_s >= config.scale_start_ms / 1000
