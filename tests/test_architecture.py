@@ -142,6 +142,7 @@ PURE = (
     "net.rounds.asking_nodes",
     "net.rounds.fair_queue",
     "net.rounds.layout",
+    "net.rounds.rdma.offer",
     "net.rounds.silence",
     "net.channel.doorstep",
     "net.channel.keyring",

@@ -174,7 +174,8 @@ class Config(ScalingFields):
     transport: str = flag(
         "auto",
         "transfer",
-        "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp",
+        "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp. The messages "
+        "to ranks of experts on other hosts go by rdma or tcp: auto = rdma where both sides have it, shm = tcp",
         ("auto", *transports),
     )
     rail_limit: int = flag(
@@ -247,8 +248,8 @@ class Config(ScalingFields):
     rdma_plaintext: bool = flag(
         False,
         "transfer",
-        "allow KV over RDMA, which neither encrypts nor authenticates it, although --cluster-key-file is set; off = "
-        "use TCP, which does both",
+        "allow KV and messages to ranks of experts over RDMA, which neither encrypts nor authenticates them, although "
+        "--cluster-key-file is set; off = use TCP, which does both",
     )
     topology_file: str | None = flag(
         None,

@@ -15,6 +15,7 @@ from net.codec.exponents import KINDS, Exponents
 from net.compiled import NotCompiled
 from net.http.common.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.rounds.door import Door
+from net.rounds.rdma.ways import Ways
 from net.transfer.engine import transports
 from net.transfer.rdma import places
 from net.transfer.tcp.coding import Coding
@@ -38,24 +39,34 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
     """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file, --tcp-congestion
     or --wire-codec."""
     try:
-        overrides = places.overrides(config.topology_file)
         congestion.check(config.tcp_congestion)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    gid_index = None if config.rdma_gid_index < 0 else config.rdma_gid_index
-    rdma = {
-        "devices": rdma_devices(config),
-        "gid_index": gid_index,
-        "overrides": overrides,
-        "sealed_only": sealed_only(config),
-    }
     tcp = {
         "connections": config.tcp_connections,
         "busy_poll_us": config.tcp_busy_poll_us,
         "congestion": config.tcp_congestion,
         "coding": _coding(config),
     }
-    return {"rdma": rdma, "tcp": tcp}
+    return {"rdma": _rdma_options(config), "tcp": tcp}
+
+
+def rank_ways(config: Config) -> Ways:
+    """How messages may go to ranks with experts on other hosts. Raises UsageError for a wrong --topology-file."""
+    return Ways(config.transport, **_rdma_options(config))
+
+
+def _rdma_options(config: Config) -> dict[str, Any]:
+    try:
+        overrides = places.overrides(config.topology_file)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return {
+        "devices": rdma_devices(config),
+        "gid_index": None if config.rdma_gid_index < 0 else config.rdma_gid_index,
+        "overrides": overrides,
+        "sealed_only": sealed_only(config),
+    }
 
 
 def _coding(config: Config) -> Coding | None:

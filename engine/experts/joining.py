@@ -1,13 +1,16 @@
 """Joining: a process of another host becomes a rank of a node: what both say before the first message. Pure.
 
     rank -> node   {"join": Joining}
-    node -> rank   {"welcome": Welcome}, or {"refused": why, "again": whether to ask again}
+    node -> rank   {"welcome": Welcome}, or {"refused": why, "again": whether to ask again}. Both say what they have for
+                   RDMA, and the node chooses the device of the rank
     rank -> node   {"want": [layer, slot]} for each expert that it cannot read itself
     node -> rank   {"expert": [layer, slot]} + the weights: the parts of engine/experts/share.py
     rank -> node   {"loading": true} now and then, while it progresses; at last {"ready": true}, or {"failed": why}
-                   "near": true with the former: the rank has connected to the node's socket (net/rounds/near.py)
+                   "near": true with the former: the rank has connected to the node's socket (net/rounds/near.py).
+                   Otherwise "side" or "tcp": what follows about RDMA (net/rounds/rdma/meeting.py)
 
-Then messages and answers follow, and what the two say at the end (net/rounds/remote_desk.py, or near_desk.py).
+Then messages and answers follow, and what the two say at the end (net/rounds/remote_desk.py, near_desk.py, or
+rdma/rdma_desk.py).
 
 A node without experts of its own shares its ranks with other nodes: their processes have a number from the start, the
 same for all nodes.
@@ -20,12 +23,13 @@ from dataclasses import dataclass
 from engine import __version__
 from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, Plan
+from net.rounds.rdma.offer import NO_RDMA, Offer, why_not
 
 SILENCE_S = 10.0
 """A connection on which nothing comes for this long has ended: a rank beats every 10 ms, also while it has no work."""
 LOADING_S = 180.0
 """The same while a rank loads."""
-VERSION = f"{__version__}/4"
+VERSION = f"{__version__}/5"
 """The second number counts changes of what is said here and of the messages."""
 
 
@@ -40,6 +44,7 @@ class Joining:
     rank: int = -1  # that it was, or that it is
     shared: bool = False  # it answers several nodes, as this rank and no other
     boot: str = ""  # of its host; "": it shares no memory
+    rdma: Offer = NO_RDMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Welcome:
     plan: Plan
     placement: Placement
     near: str = ""  # path of a socket where a process of the same host gets memory
+    device: str = ""  # of its host, for RDMA; "": messages go over TCP
+    why_tcp: str = ""
 
     @property
     def added(self) -> bool:
@@ -62,8 +69,8 @@ class Welcome:
         return Duty(self.rank, self.plan, self.placement)
 
 
-def refusal(joining: Joining, fingerprint: str, plan: Plan) -> str | None:
-    """Why a process cannot be a rank of the node with this model and plan; None if it can."""
+def refusal(joining: Joining, fingerprint: str, plan: Plan, rdma: Offer = NO_RDMA) -> str | None:
+    """Why a process cannot be a rank of the node with this model and plan, and this for RDMA; None if it can."""
     if joining.version != VERSION:
         return f"it runs version {joining.version}, the node runs {VERSION}: run the same release on all hosts"
     if joining.fingerprint not in ("", fingerprint):
@@ -74,4 +81,7 @@ def refusal(joining: Joining, fingerprint: str, plan: Plan) -> str | None:
         return "the node has experts itself, and does not share its ranks: leave out --rank"
     if joining.shared and not 0 <= joining.rank < plan.ranks:
         return f"--rank {joining.rank}: the ranks of --expert-parallel-size {plan.ranks} are 0 to {plan.ranks - 1}"
+    if (rdma.only or joining.rdma.only) and (why := why_not(rdma, joining.rdma)):
+        who = "the node" if rdma.only else "it"
+        return f"{who} was started with --transport rdma, and {why}; give --transport auto or tcp"
     return None

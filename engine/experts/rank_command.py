@@ -17,6 +17,7 @@ from net.channel.cluster_key import ClusterKey, KeyFileError
 from net.errors import PeerRefused
 from net.rounds.door import parsed, spelled
 from net.rounds.native import MOST_RANKS
+from net.rounds.rdma.ways import Ways
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,6 +28,10 @@ def main(argv: Sequence[str]) -> int:
         nodes = _nodes(args.join.split(","), args.rank is not None)
     except ValueError as error:
         print(f"mooncake expert-rank: --join {args.join}: {error}", file=sys.stderr)
+        return 2
+    ways = ways_of(args)
+    if unusable := ways.offer().unusable:
+        print(f"mooncake expert-rank: {unusable}", file=sys.stderr)
         return 2
     _on_signals(signal.SIG_DFL)  # in the middle of a product too
     logs.configure(args.log_level, "text")
@@ -41,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         if args.rank is not None:
             from engine.experts.shared_rank import SharedRank
 
-            SharedRank(args.rank, nodes, source, key, threads).run()
+            SharedRank(args.rank, nodes, source, key, threads, ways).run()
 
         def leave(number: int, frame: object) -> None:
             _on_signals(signal.SIG_DFL)  # a second one ends at once
@@ -50,12 +55,19 @@ def main(argv: Sequence[str]) -> int:
         def may_leave(now: bool) -> None:
             _on_signals(leave if now else signal.SIG_DFL)
 
-        worker = RemoteWorker(parsed(nodes[0]), source, key, may_leave)
+        worker = RemoteWorker(parsed(nodes[0]), source, key, may_leave, ways)
         worker.run()
         return 0
     except (PeerRefused, ModelError, KeyFileError) as error:
         print(f"mooncake expert-rank: {error}", file=sys.stderr)
     return 2
+
+
+def ways_of(args: argparse.Namespace) -> Ways:
+    """How messages may go between this process and its nodes."""
+    names = [] if args.rdma_devices == "auto" else [name.strip() for name in args.rdma_devices.split(",")]
+    sealed_only = args.cluster_key_file is not None and not args.rdma_plaintext
+    return Ways(args.transport, names, args.rdma_gid_index, sealed_only=sealed_only)
 
 
 def _nodes(nodes: Sequence[str], several: bool) -> list[str]:
@@ -95,6 +107,24 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--load-format", default="auto", help="of --model, as the node's (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of --load-format dummy, as the node's (default: 0)")
     parser.add_argument("--cluster-key-file", help="the cluster's keys, if the node has --cluster-key-file")
+    parser.add_argument(
+        "--transport",
+        default="auto",
+        choices=("auto", "rdma", "tcp"),
+        help="how messages go to nodes on other hosts: auto = rdma where both sides have it, else tcp (default: auto)",
+    )
+    parser.add_argument(
+        "--rdma-devices",
+        default="auto",
+        metavar="NAMES",
+        help="RDMA devices in the order of the rails, joined by commas, as the node's (default: all)",
+    )
+    parser.add_argument("--rdma-gid-index", type=int, help="GID index of the RDMA devices, as the node's")
+    parser.add_argument(
+        "--rdma-plaintext",
+        action="store_true",
+        help="allow messages over RDMA, which does not encrypt them, although --cluster-key-file is given",
+    )
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (default: all cores)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser

@@ -24,7 +24,7 @@ import torch
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weights import Reader, open_weights
 from engine.config.config import Config
-from engine.config.net_options import open_cluster_key
+from engine.config.net_options import open_cluster_key, rank_ways
 from engine.experts.group import ExpertGroup
 from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
 from engine.experts.loading import lone_expert
@@ -37,8 +37,13 @@ from net.errors import PeerLost
 from net.rounds.desk import Desk, new_region
 from net.rounds.door import Door, spelled
 from net.rounds.frame_socket import FrameSocket
+from net.rounds.layout import Layout
 from net.rounds.near import Handover
 from net.rounds.near_desk import NearDesk
+from net.rounds.rdma import meeting
+from net.rounds.rdma.mirror import Mirror
+from net.rounds.rdma.offer import devices, why_not
+from net.rounds.rdma.rdma_desk import RdmaDesk
 from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
 from net.transfer.shm.transport import boot_id
@@ -56,14 +61,22 @@ AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class _Guest:
-    """A connection that has a place. `host`: as `host_of` says. `desk`: once it is ready. `beats`: of a near desk, and
-    since when there were no others, by the monotonic clock, as was seen last."""
+    """A connection that has a place. `host`: as `host_of` says. `desk`: once it is ready; `way`: how messages go to it.
+    `beats`: of a near desk, and since when there were no others, by the monotonic clock, as was seen last."""
 
     instance: str
     wire: FrameSocket
     host: str | None
     desk: RemoteDesk | NearDesk | None = None
+    way: str = ""
     beats: tuple[int, float] = (-1, 0.0)
+
+
+def _discard(way: Region | Mirror | str) -> None:
+    if isinstance(way, Mirror):
+        way.discard()
+    elif isinstance(way, Region):
+        way.close()
 
 
 def host_of(sock: socket.socket) -> str | None:
@@ -98,7 +111,7 @@ class RemoteRanks:
         self, config: Config, source: ModelSource, shares: Mapping[int, Share], first: Duty, bell: Region, door: Door
     ) -> None:
         self._source, self._shares, self._first, self._bell, self._door = source, shares, first, bell, door
-        self._key = open_cluster_key(config)
+        self._key, self._ways = open_cluster_key(config), rank_ways(config)
         self._group: ExpertGroup | None = None
         self._desks: list[Desk] = []
         self._begun = threading.Event()
@@ -139,9 +152,10 @@ class RemoteRanks:
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         with self._lock:
-            desks = {rank: guest.desk for rank, guest in sorted(self._guests.items()) if guest.desk is not None}
-        near = [rank for rank, desk in desks.items() if isinstance(desk, NearDesk)]
-        found = {"address": list(self.address), "connected": list(desks), "near": near}
+            there = {rank: guest for rank, guest in sorted(self._guests.items()) if guest.desk is not None}
+        near = [rank for rank, guest in there.items() if isinstance(guest.desk, NearDesk)]
+        ways = {str(rank): guest.way for rank, guest in there.items()}
+        found = {"address": list(self.address), "connected": list(there), "near": near, "ways": ways}
         return found | ({"nodes": [*self._door.nodes]} if self._first.plan.shared else {})
 
     def close(self) -> None:
@@ -201,7 +215,8 @@ class RemoteRanks:
                 wire.close()
 
     def _join(self, wire: FrameSocket, joining: Joining, peer: str, host: str | None, waiting: _Waiting) -> None:
-        if (reason := refusal(joining, self._source.fingerprint, self._first.plan)) is not None:
+        ours = self._ways.offer()
+        if (reason := refusal(joining, self._source.fingerprint, self._first.plan, ours)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
             return
@@ -215,28 +230,44 @@ class RemoteRanks:
         assert self._group is not None
         placement, living = self._group.restart_from(rank)
         duty = replace(self._first, rank=rank, placement=placement, living=living)
+        why_tcp = why_not(ours, joining.rdma)
+        here, there = ("", "") if why_tcp else devices(ours, joining.rdma, rank)
         with self._handover(joining) as handover:
             near = "" if handover is None else handover.path
-            wire.send({"welcome": bodies.encode(Welcome(rank, self._source.fingerprint, duty.plan, placement, near))})
+            welcome = Welcome(rank, self._source.fingerprint, duty.plan, placement, near, there, why_tcp)
+            wire.send({"welcome": bodies.encode(welcome)})
             wire.await_for(LOADING_S)
             if (ready := self._loaded(wire, duty)) is None:
                 return
             wire.await_for(SILENCE_S)
-            region = None if handover is None or "near" not in ready else self._shared_region(handover, duty)
+            way: Region | Mirror | str = why_tcp
+            if handover is not None and "near" in ready:
+                way = self._shared_region(handover, duty)
+            elif here:
+                way = meeting.ask(wire, ready, here, self._ways.gid_index, duty.plan.layout)
+        if isinstance(way, str) and (ours.only or joining.rdma.only):
+            raise PeerLost(f"--transport rdma: {way}")
         with self._lock:
             guest = self._guests.get(rank)
             if guest is None or guest.wire is not wire or self._closing:
-                if region is not None:
-                    region.close()
+                _discard(way)
                 return
-            ended, layout = partial(self._ended, rank, wire), duty.plan.layout
-            if region is None:
-                guest.desk = RemoteDesk(wire, layout, self._bell, ended, partial(self._leaves, rank))
-            else:
-                guest.desk = NearDesk(region, wire, layout, ended)
-            log.info("rank %d of the experts is the process at %s", rank, peer)
+            guest.desk, guest.way = self._desk(way, rank, wire, duty.plan.layout)
+            log.info("rank %d of the experts is the process at %s, %s", rank, peer, guest.way)
             self._group.arrived(rank, guest.desk)
         self._door.changed.set()
+
+    def _desk(
+        self, way: Region | Mirror | str, rank: int, wire: FrameSocket, layout: Layout
+    ) -> tuple[RemoteDesk | NearDesk, str]:
+        """A desk for this way to a rank, and the way in words. `way`: memory that both share, a mirror, or why messages
+        go over TCP."""
+        ended, leaves = partial(self._ended, rank, wire), partial(self._leaves, rank)
+        if isinstance(way, Region):
+            return NearDesk(way, wire, layout, ended), "through shared memory"
+        if isinstance(way, Mirror):
+            return RdmaDesk(wire, layout, self._bell, way, ended, leaves), f"RDMA over {way.device}"
+        return RemoteDesk(wire, layout, self._bell, ended, leaves), f"TCP; no RDMA: {way}"
 
     def _handover(self, joining: Joining) -> AbstractContextManager[Handover | None]:
         """For a process of this host that may share memory."""

@@ -23,7 +23,11 @@ from net.channel.cluster_key import ClusterKey
 from net.channel.wire import FrameError, Header
 from net.errors import PeerLost, PeerRefused
 from net.rounds.frame_socket import FrameSocket
-from net.rounds.outpost import Outpost
+from net.rounds.outpost import Outpost, Take, Told, unheard, untaken
+from net.rounds.rdma import meeting
+from net.rounds.rdma.mirror import Mirror
+from net.rounds.rdma.rdma_outpost import RdmaOutpost
+from net.rounds.rdma.ways import Ways
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
@@ -31,13 +35,14 @@ log = logging.getLogger("mooncake.experts")
 AGAIN_S = 1.0
 """Between two tries to connect."""
 LOOK_S = 1.0
+DEFAULT_WAYS = Ways()
 LEAVE_S = 5.0
 """A process that would like to end does so after this time without a message: the node has no work."""
 
 
 class RemoteWorker:
     """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster. `may_leave` is
-    told when `leave` may be called, and when not any more."""
+    told when `leave` may be called, and when not any more. `ways`: how messages may go."""
 
     def __init__(
         self,
@@ -45,8 +50,10 @@ class RemoteWorker:
         source: ModelSource | None,
         key: ClusterKey | None,
         may_leave: Callable[[bool], None] = lambda now: None,
+        ways: Ways = DEFAULT_WAYS,
     ) -> None:
         self._address, self._source, self._key, self._may_leave = address, source, key, may_leave
+        self._ways = ways
         self._leaving = False
         self._instance = secrets.token_hex(8)
         self._share: Share | None = None
@@ -79,7 +86,8 @@ class RemoteWorker:
         try:
             fingerprint = "" if self._source is None else self._source.fingerprint
             rank = -1 if self._held is None else self._held.rank
-            wire.send({"join": bodies.encode(Joining(VERSION, self._instance, fingerprint, rank))})
+            joining = Joining(VERSION, self._instance, fingerprint, rank, rdma=self._ways.offer())
+            wire.send({"join": bodies.encode(joining)})
             wire.await_for(0.0)  # the node may have to load first
             wire.expect_long()  # a placement has a number for each copy of an expert
             answer = wire.frame().header
@@ -94,10 +102,9 @@ class RemoteWorker:
             except (ModelError, ValueError) as error:
                 wire.send({"failed": str(error)})
                 raise ModelError(str(error)) from error
-            wire.send({"ready": True})
-            log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
-            take = partial(self._take, welcome.plan, share)
-            with Outpost(wire, welcome.plan.layout, take) as outpost:
+            outpost, way = settle(wire, welcome, self._ways, partial(self._take, welcome.plan, share))
+            log.info("rank %d of the experts of the node at %s:%d, %s", welcome.rank, *self._address, way)
+            with outpost:
                 self._may_leave(welcome.added)
                 self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}))
                 log.warning("the connection to the node has ended: %s", outpost.ended or "the node has no work")
@@ -111,7 +118,7 @@ class RemoteWorker:
         """Until the connection has ended, or this process leaves."""
         until, told = math.inf, False
         while outpost.ended is None and time.monotonic() < until:
-            if (message := outpost.desk.next_message(LOOK_S)) is not None:
+            if (message := outpost.next_message(LOOK_S)) is not None:
                 work.do(message.head)
                 self._note(message.head)
                 outpost.answered(message)
@@ -156,6 +163,27 @@ class RemoteWorker:
         elif head[0] == COMMIT:
             self._experts |= self._staged
             self._staged.clear()
+
+
+def settle(
+    wire: FrameSocket, welcome: Welcome, ways: Ways, take: Take = untaken, told: Told = unheard
+) -> tuple[Outpost, str]:
+    """Say that this process is ready, and agree with the node on the way of messages: an outpost for it, and the way in
+    words. `take`, `told`: as Outpost has it. Raises PeerLost."""
+    layout = welcome.plan.layout
+    way: Mirror | str = welcome.why_tcp
+    if welcome.device:
+        way = meeting.opened(welcome.device, ways.gid_index, layout)
+        wire.send({"ready": True} | meeting.told(way))
+        wire.await_for(SILENCE_S)
+        way = meeting.answer(wire, way)
+    else:
+        wire.send({"ready": True})
+    if isinstance(way, Mirror):
+        return RdmaOutpost(wire, layout, way, take, told), f"RDMA over {way.device}"
+    if ways.transport == "rdma":
+        raise PeerLost(f"--transport rdma: {way}")
+    return Outpost(wire, layout, take, told), f"TCP; no RDMA: {way}"
 
 
 def new_share(wire: FrameSocket, duty: Duty, source: ModelSource | None, tell: Callable[[], None]) -> Share:

@@ -18,7 +18,7 @@ from functools import partial
 from engine.checkpoint.model_source import ModelSource
 from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
 from engine.experts.loading import TELL_S
-from engine.experts.remote_worker import AGAIN_S, LOOK_S, limit_threads, new_share
+from engine.experts.remote_worker import AGAIN_S, DEFAULT_WAYS, LOOK_S, limit_threads, new_share, settle
 from engine.experts.share import Share
 from engine.experts.work import COMPUTE, Work
 from engine.model.model_error import ModelError
@@ -32,6 +32,7 @@ from net.rounds.frame_socket import FrameSocket
 from net.rounds.near import reach, take
 from net.rounds.near_outpost import NearOutpost
 from net.rounds.outpost import Outpost
+from net.rounds.rdma.ways import Ways
 from net.rounds.turns import Turns
 from net.transfer.shm.transport import boot_id
 
@@ -43,12 +44,18 @@ REFUSED_AGAIN_S = 30.0
 
 class SharedRank:
     """Rank `rank` of every node. `nodes`: HOST:PORT of some, always tried. `source`: the model on this host; None: the
-    weights come from a node. `key`: of the cluster. `threads`: of the products."""
+    weights come from a node. `key`: of the cluster. `threads`: of the products. `ways`: how messages may go."""
 
     def __init__(
-        self, rank: int, nodes: Sequence[str], source: ModelSource | None, key: ClusterKey | None, threads: int
+        self,
+        rank: int,
+        nodes: Sequence[str],
+        source: ModelSource | None,
+        key: ClusterKey | None,
+        threads: int,
+        ways: Ways = DEFAULT_WAYS,
     ) -> None:
-        self._rank, self._source, self._key, self._threads = rank, source, key, threads
+        self._rank, self._source, self._key, self._threads, self._ways = rank, source, key, threads, ways
         self._instance = secrets.token_hex(8)
         self._turns = Turns()
         self._changed = threading.Condition()  # guards all up to _error
@@ -132,7 +139,7 @@ class SharedRank:
             # A node that is reached at two addresses gives a place to one of them, and must not take the second for
             # this process come again.
             instance = f"{self._instance}@{where}"
-            joining = Joining(VERSION, instance, fingerprint, self._rank, shared=True, boot=_boot())
+            joining = Joining(VERSION, instance, fingerprint, self._rank, True, _boot(), self._ways.offer())
             wire.send({"join": bodies.encode(joining)})
             wire.await_for(0.0)  # the node may have to load first
             wire.expect_long()  # a placement has a number for each copy of an expert
@@ -197,22 +204,21 @@ class SharedRank:
     def _answer(self, wire: FrameSocket, where: str, welcome: Welcome, share: Share) -> None:
         """Until the connection has ended. Raises PeerLost."""
         near = reach(welcome.near) if welcome.near else None
-        wire.send({"ready": True} | ({"near": True} if near else {}))
-        told, layout = partial(self._told, where), welcome.plan.layout
+        told = partial(self._told, where)
         outpost: Outpost | NearOutpost
         if near is None:
-            outpost = Outpost(wire, layout, told=told)
+            outpost, way = settle(wire, welcome, self._ways, told=told)
         else:
+            wire.send({"ready": True, "near": True})
             with near:
-                outpost = NearOutpost(wire, layout, take(near, 2), told)
-        way = "over TCP" if near is None else "through shared memory"
+                outpost, way = NearOutpost(wire, welcome.plan.layout, take(near, 2), told), "through shared memory"
         log.info("rank %d of the experts of the node at %s, %s", self._rank, where, way)
         told([])
         try:
             with outpost:
                 work = Work(outpost.desk, self._rank, {self._rank: share})
                 while outpost.ended is None:
-                    if (message := outpost.desk.next_message(LOOK_S)) is not None:
+                    if (message := outpost.next_message(LOOK_S)) is not None:
                         self._do(where, work, message, outpost.queue)
                         outpost.answered(message)
                 log.warning("the connection to the node at %s has ended: %s", where, outpost.ended)

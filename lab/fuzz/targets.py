@@ -25,6 +25,7 @@ from lab.fuzz.gossip import GossipTarget
 from lab.fuzz.leases import LeasesTarget
 from lab.fuzz.messages import bodies_corpus, read_body, read_updates, updates_corpus
 from lab.loads.trace import TraceRow, read_trace, write_trace
+from net import bodies
 from net.bodies import BodyError
 from net.channel import keyring, wire
 from net.codec.exponents import CodecError
@@ -33,8 +34,10 @@ from net.gossip.sealed_packets import PacketSeal, SealError
 from net.http.anthropic.schema import CountBody, MessagesBody
 from net.http.openai.responses_schema import ResponsesBody
 from net.http.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from net.rounds.rdma.mirror import Side
 from net.transfer.common import topology
 from net.transfer.common.spans import pack, pack_spans, unpack, unpack_spans
+from net.transfer.rdma.endpoint import Endpoint
 from sched.gossip.digest import CuckooDigest, Delta, DigestError, Page
 from sched.gossip.load_word import Load, LoadWord
 
@@ -59,6 +62,7 @@ def targets(folder: Path) -> list[Target]:
         Target("coded frames", CodedTarget().feed, (CodecError,), CodedTarget.corpus()),
         Target("gossip datagrams", GossipTarget().feed, (), GossipTarget.corpus()),
         Target("updates of requests", read_updates, UNREADABLE, updates_corpus()),
+        Target("queue pairs of ranks", _side, UNREADABLE, _sides()),
         Target("bodies of messages", read_body, UNREADABLE, bodies_corpus()),
         Target("claims on blocks", IntentsTarget().feed, (ValueError, RemoteError), [*IntentsTarget.corpus]),
         Target("claims on work", ClaimsTarget().feed, (ValueError, RemoteError), [*ClaimsTarget.corpus]),
@@ -109,6 +113,15 @@ def _sealed(data: bytes) -> object:
 def _sealed_corpus() -> list[bytes]:
     seal = PacketSeal(b"t" * 12)
     return [seal.seal(_RING, b"packet"), seal.seal(_RING, bytes(300))]
+
+
+def _side(data: bytes) -> object:
+    return bodies.decode(Side, orjson.loads(data))
+
+
+def _sides() -> list[bytes]:
+    endpoint = Endpoint(17, 3_000_000, "fe80" + "00" * 14, 1, 5, 16, 16)
+    return [orjson.dumps(bodies.encode(Side(endpoint, 1 << 46, 1 << 20, 4_000_000_000)))]
 
 
 def _of_arenas() -> bytes:

@@ -24,4 +24,6 @@ Files:
     rows.h          Rows of a message: elements of three types, codes of one byte, sums in float32
     silence         Decides which ranks are given up: those that show no sign of life, or no answer, for too long
     turns           Threads that answer for several processes work one at a time, in the order of a FairQueue
+    rdma/           RDMA: messages and answers of net/rounds that network cards write into the memory of the other
+                    host
 """

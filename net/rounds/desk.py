@@ -17,6 +17,8 @@ from net.rounds import native
 from net.rounds.layout import PAGE, Layout
 from net.transfer.common.memory import Region
 
+ASKED_AT, ANSWERED_AT, NUMBER_BYTES = 0, 64, 8
+"""Of the numbers of the last message, and of the last one that has its answer: Desk of rounds.c."""
 HEAD_AT = 2048
 HEAD_WORDS = 8
 QUEUED_AT = HEAD_AT + 8 * HEAD_WORDS
@@ -44,7 +46,6 @@ class Desk:
         self._head = (ctypes.c_int64 * HEAD_WORDS).from_address(region.address + HEAD_AT)
         self._queued = ctypes.c_int64.from_address(region.address + QUEUED_AT)
         self._short = native.short()
-        self._asked = int(self._short.mr_asked(self.address))
 
     # --- the side that asks
 
@@ -53,16 +54,20 @@ class Desk:
         and pairs. The last one must be answered."""
         for i, number in enumerate(head):
             self._head[i] = number
-        self._asked += 1
-        self._short.mr_ask(self.address, self._asked)
+        self._short.mr_ask(self.address, self.asked + 1)
 
     def dismiss(self) -> None:
         """The process that answers may end: no message follows."""
 
     @property
+    def asked(self) -> int:
+        """The number of the last message."""
+        return int(self._short.mr_asked(self.address))
+
+    @property
     def idle(self) -> bool:
         """Whether every message has its answer."""
-        return bool(self._short.mr_answered(self.address) == self._asked)
+        return bool(self._short.mr_answered(self.address) == self.asked)
 
     @property
     def beats(self) -> int:

@@ -66,6 +66,8 @@ _WAITS: Calls = {
 _SHORT: Calls = {
     "mr_ask": (None, [_P, _U]),
     "mr_answer": (None, [_P, _P, _U]),
+    "mr_message_landed": (None, [_P]),
+    "mr_answer_landed": (None, [_P]),
     "mr_asked": (_U, [_P]),
     "mr_answered": (_U, [_P]),
     "mr_beats": (_U, [_P]),

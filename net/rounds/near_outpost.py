@@ -54,6 +54,10 @@ class NearOutpost:
         self.desk.close()
         self._bell.close()
 
+    def next_message(self, time_s: float) -> Message | None:
+        """A message without an answer; None at the end of the time."""
+        return self.desk.next_message(time_s)
+
     def answered(self, message: Message) -> None:
         """The answer to a message lies at the desk."""
         self.desk.answered(message.number, self._bell)

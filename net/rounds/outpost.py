@@ -19,12 +19,13 @@ Take = Callable[[list[int], int], Sequence[memoryview]]
 Told = Callable[[list[str]], None]
 
 
-def _nothing(head: list[int], nbytes: int) -> Sequence[memoryview]:
+def untaken(head: list[int], nbytes: int) -> Sequence[memoryview]:
+    """No bytes can come with a message."""
     raise FrameError(f"{nbytes} bytes came that belong to no message")
 
 
-def _heard(nodes: list[str]) -> None:
-    pass
+def unheard(nodes: list[str]) -> None:
+    """Which processes ask does not matter."""
 
 
 def addresses(header: Header) -> list[str]:
@@ -43,14 +44,21 @@ def addresses(header: Header) -> list[str]:
 class Outpost:
     """A context manager: inside, messages arrive at `desk` and beats leave. `ended` says why that is over."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout, take: Take = _nothing, told: Told = _heard) -> None:
+    def __init__(
+        self,
+        wire: FrameSocket,
+        layout: Layout,
+        take: Take = untaken,
+        told: Told = unheard,
+        region: Region | None = None,
+    ) -> None:
         """`wire`: nothing but messages comes on it from now on. `take(head, nbytes)`: memory for bytes that come with a
         message and have no room in it, called before the message arrives; raises FrameError for what cannot be.
-        `told(nodes)`: HOST:PORT of the processes that ask here. Both are called in a thread of this outpost."""
-        self.desk = Desk(Region.private("desk", desk_bytes(layout)), layout)
+        `told(nodes)`: HOST:PORT of the processes that ask here. Both are called in a thread of this outpost. `region`:
+        of the desk, which belongs to this object from now on; None = new memory."""
+        self.desk = Desk(region or Region.private("desk", desk_bytes(layout)), layout)
         self.ended: str | None = None
         self._wire, self._bell, self._take, self._told = wire, new_bell("bell"), take, told
-        self._number = 0  # of the last message
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._receive, name="rounds-receive", daemon=True),
@@ -72,6 +80,10 @@ class Outpost:
         self._wire.close()
         self.desk.close()
         self._bell.close()
+
+    def next_message(self, time_s: float) -> Message | None:
+        """A message without an answer; None at the end of the time."""
+        return self.desk.next_message(time_s)
 
     def answered(self, message: Message) -> None:
         """The answer to a message lies at the desk: send it. A connection that is broken shows in `ended`."""
@@ -101,8 +113,8 @@ class Outpost:
 
     def _parts(self, header: Header, head: list[int], nbytes: int) -> list[tuple[int, int]]:
         """What the next message fills. Raises FrameError if this one of `nbytes` bytes is not the next."""
-        if header["m"] != self._number + 1 or not self.desk.idle:
-            raise FrameError(f"message {header['m']} came before message {self._number} was answered")
+        if header["m"] != (last := self.desk.asked) + 1 or not self.desk.idle:
+            raise FrameError(f"message {header['m']} came before message {last} was answered")
         try:
             parts = self.desk.layout.parts(head[2], head[3])
         except ValueError as error:
@@ -130,11 +142,14 @@ class Outpost:
                 head = self._head(frame.header)
                 if not frame.payload:  # nothing was placed, so nothing was checked
                     self._place(frame.header, 0)
-                self._number += 1
                 self.desk.ask(*head)
         except (PeerLost, PeerRefused, FrameError) as error:
-            self.ended = str(error)
-            self._wire.end()
+            self._end(str(error))
+
+    def _end(self, why: str) -> None:
+        """The first reason counts: the others follow from it."""
+        self.ended = self.ended or why
+        self._wire.end()
 
     def _beat(self) -> None:
         with suppress(PeerLost):

@@ -38,11 +38,11 @@ class RemoteDesk(ConnectedDesk):
         bell: Region,
         ended: Callable[[str], None],
         leaves: Callable[[], None] = lambda: None,
+        region: Region | None = None,
     ) -> None:
         """`ended(why)`: as ConnectedDesk has it. `leaves()` is called in the same thread, when the other side
-        would like to end."""
-        region = Region.private("desk of a rank elsewhere", desk_bytes(layout))
-        super().__init__(region, layout, wire, ended)
+        would like to end. `region`: of the desk, which belongs to this object from now on; None = new memory."""
+        super().__init__(region or Region.private("desk of a rank elsewhere", desk_bytes(layout)), layout, wire, ended)
         self._bell, self._leaves = bell, leaves
         self._rows = 0  # of the message that is open
         wire.trust(self._place, self.live)  # an answer of megabytes holds up the beats behind it
@@ -58,7 +58,7 @@ class RemoteDesk(ConnectedDesk):
         self._rows = rows
         memory = self.region.memory[PAGE:]
         parts = [memory[at : at + nbytes] for at, nbytes in self.layout.parts(rows, pairs)]
-        header = {"m": self._asked, "h": list(head)} | ({"x": sum(map(len, more))} if more else {})
+        header = {"m": self.asked, "h": list(head)} | ({"x": sum(map(len, more))} if more else {})
         with suppress(PeerLost):  # the thread that receives sees the end too
             self._wire.post(header, [*parts, *more])
 
@@ -74,16 +74,16 @@ class RemoteDesk(ConnectedDesk):
 
     def _check(self, header: Header, nbytes: int) -> None:
         """Raises FrameError if this is not the answer to the open message."""
-        fits = header.get("a") == self._asked and nbytes == self.layout.answer_part(self._rows)
+        fits = header.get("a") == self.asked and nbytes == self.layout.answer_part(self._rows)
         if not fits or self.idle:
-            raise FrameError(f"{nbytes} bytes are no answer to message {self._asked}")
+            raise FrameError(f"{nbytes} bytes are no answer to message {self.asked}")
 
     def _heard(self, frame: Frame) -> None:
         if "a" in frame.header:
             if not frame.payload:  # nothing was placed, so nothing was checked
                 self._check(frame.header, 0)
             self.queue(False)
-            self.answered(self._asked, self._bell)
+            self.answered(self.asked, self._bell)
         elif "b" in frame.header:
             self.live()
         elif "q" in frame.header:

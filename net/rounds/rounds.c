@@ -4,6 +4,8 @@
 // the asking process writes messages and `asked`, only the other one writes answers, `answered` and `beats`. A message
 // stays untouched until it has been answered, so a rank that was given up and wakes up late disturbs nobody.
 
+#include <stddef.h>
+
 #include "bell.h"
 #include "rows.h"
 
@@ -19,6 +21,7 @@ typedef struct {
     Bell door;                               // rings when there is a message
 } Desk;
 _Static_assert(sizeof(Desk) <= 4096, "a desk has outgrown its page");
+_Static_assert(offsetof(Desk, answered) == 64, "desk.py: ANSWERED_AT");
 
 void mr_ask(Desk *desk, uint64_t number) {
     atomic_store(&desk->asked, number);
@@ -30,19 +33,24 @@ void mr_answer(Desk *desk, Bell *bell, uint64_t number) {
     ring(bell);
 }
 
+// A network card has written the number of a message, or that of an answer: wake who sleeps.
+void mr_message_landed(Desk *desk) { ring(&desk->door); }
+void mr_answer_landed(Bell *bell) { ring(bell); }
+
 uint64_t mr_asked(Desk *desk) { return atomic_load(&desk->asked); }
 uint64_t mr_answered(Desk *desk) { return atomic_load(&desk->answered); }
 uint64_t mr_beats(Desk *desk) { return atomic_load(&desk->beats); }
 void mr_live(Desk *desk) { atomic_fetch_add(&desk->beats, 1); }
 
-// The number of a message that is not answered yet; 0 at the end of the time.
+// The number of a message that is not answered yet; 0 at the end of the time. Another number than the next one is none:
+// Soft-RoCE may write one byte by byte.
 uint64_t mr_await_message(Desk *desk, int64_t spin_ns, int yields, int64_t time_ns) {
     int64_t begun = now_ns();
     for (;;) {
         uint32_t seen = atomic_load(&desk->door.rung);
         for (int i = 0; i < SPINS; i++) {
             uint64_t asked = atomic_load_explicit(&desk->asked, memory_order_acquire);
-            if (asked != atomic_load_explicit(&desk->answered, memory_order_relaxed)) return asked;
+            if (asked == atomic_load_explicit(&desk->answered, memory_order_relaxed) + 1) return asked;
             relax(yields);
         }
         int64_t now = now_ns();

@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -57,27 +58,31 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> int:
-    """The process id of a node."""
+def fork(log_file: Path, *argv: str) -> int:
+    """The process id of a process with this command line."""
     pid = os.fork()
     if pid:
         return pid
-    log = os.open(folder / f"{role}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 1
     try:
-        mooncake.main(
-            [
-                *("--role", role, "--port", str(port), "--node-id", role, "--num-threads", "1"),
-                *("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-bytes", "8M"),
-                *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch"),
-                *("--calibration-ms", "0", *flags),
-            ]
-        )
+        mooncake.main(list(argv))
         code = 0
     finally:
         os._exit(code)
+
+
+def fork_node(folder: Path, role: str, devices: str, port: int, *flags: str) -> int:
+    """The process id of a node."""
+    return fork(
+        folder / f"{role}.log",
+        *("--role", role, "--port", str(port), "--node-id", role.replace(",", "-"), "--num-threads", "1"),
+        *("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-bytes", "8M"),
+        *("--transport", "rdma", "--rdma-devices", devices, "--attention-backend", "torch"),
+        *("--calibration-ms", "0", *flags),
+    )
 
 
 def ask(port: int, path: str, body: dict | None = None) -> dict:
@@ -122,13 +127,18 @@ def expected(folder: Path, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def write_model(folder: Path, **changed: Any) -> None:
+    """`changed`: fields of CONFIG."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    write_model(folder)
     served = {how: serve(folder, how) for how in ("push", "pull")}
     encoded = {how: asyncio.run(move_encoded(how, wire_dtype)) for how, wire_dtype in ENCODED.items()}
     print(json.dumps({"expected": [expected(folder, prompt) for prompt in PROMPTS], "encoded": encoded, **served}))

@@ -145,7 +145,7 @@ async def test_more_requests_than_there_is_room_for_are_refused_before_the_card_
 
 async def test_queue_pairs_whose_completions_do_not_fit_into_one_queue_share_several(monkeypatch):
     """Nobody polls while all of them complete everything that they can have under way: nothing overflows."""
-    monkeypatch.setattr("net.transfer.rdma.device.COMPLETIONS", 300)
+    monkeypatch.setattr("net.transfer.rdma.card.COMPLETIONS", 300)
     device = Device("rxe0")
     region = Region.private("r", 4096)
     known = device.register(region)

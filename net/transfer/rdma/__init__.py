@@ -2,9 +2,10 @@
 
 Files:
     build              The cffi module around libibverbs, compiled on first use into the user's cache
+    card               An open RDMA device: its port, its completion queues, its events, and memory that it may use
     completion_shares  The number of completion queue entries of a device that each queue pair may fill
-    device             One RDMA device of this machine: its completion queues, its events on the event loop, and
-                       registered memory
+    device             A card whose completions and events are handled on the event loop, and the memory that is
+                       registered with it
     endpoint           The description of a queue pair that each side of a connection sends to the other
     gids               Chooses the address (GID) of a device for its connections
     job                A running submission: its slices, how many are in queues, and the events that it still waits

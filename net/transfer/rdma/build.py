@@ -29,7 +29,7 @@ struct ibv_cq { uint32_t handle; ...; };
 struct ibv_qp { uint32_t qp_num; ...; };
 struct ibv_device_attr { char fw_ver[64]; uint64_t max_mr_size; int max_qp_wr; int max_cq; int max_cqe;
                          int max_qp_rd_atom; int max_qp_init_rd_atom; ...; };
-struct ibv_port_attr { int state; int active_mtu; uint16_t lid; uint8_t link_layer; ...; };
+struct ibv_port_attr { int state; int active_mtu; uint32_t max_msg_sz; uint16_t lid; uint8_t link_layer; ...; };
 struct ibv_gid_entry { union ibv_gid gid; uint32_t gid_index; uint32_t port_num; uint32_t gid_type; ...; };
 enum { IBV_GID_TYPE_ROCE_V2, IBV_GID_TYPE_IB, ... };
 enum { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC,
@@ -37,7 +37,7 @@ enum { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, 
 enum { IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR,
        IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
        IBV_WC_RNR_RETRY_EXC_ERR, ... };
-enum { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, ... };
+enum { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, ... };
 enum { IBV_SEND_SIGNALED, ... };
 enum { IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR, ... };
 enum { IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_FATAL, ... };
@@ -71,12 +71,13 @@ struct kv_path { uint32_t qp_num, receive_psn, send_psn; uint8_t gid[16]; uint16
                  uint8_t port, gid_index, is_global, mtu, timeout, retries, reads, answers; };
 size_t kv_sizeof_op(void);
 size_t kv_sizeof_completion(void);
-struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends);
+struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends, uint32_t receives);
 int kv_to_state(struct ibv_qp *qp, int state);
 int kv_to_init(struct ibv_qp *qp, uint8_t port, int access);
 int kv_to_ready(struct ibv_qp *qp, const struct kv_path *path);
 int kv_state(struct ibv_qp *qp);
 int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *posted);
+int kv_receive(struct ibv_qp *qp, int n);
 int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n);
 int kv_drain_events(struct ibv_comp_channel *channel);
 int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_num);

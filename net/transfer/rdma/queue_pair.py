@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from net.transfer.rdma.device import PORT, Completion, Device
+from net.transfer.rdma.card import PORT, Card, Completion
 from net.transfer.rdma.endpoint import Endpoint
 from net.transfer.rdma.send_queue import SendQueue
 from net.transfer.rdma.verbs import OP, VerbsError, verbs
@@ -20,6 +20,7 @@ SEND_DEPTH = 256  # requests of a send queue
 SIGNAL_EVERY = 32  # requests per signalled completion
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
+RECEIVE = 0  # number of every receive request; those that are sent count from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +39,33 @@ class WorkRequest:
 
 class QueuePair:
     """`on_done(items)` is called for successful requests, `on_error(items, why, refused)` for the others when the
-    connection breaks; the request that failed is the first item."""
+    connection breaks; the request that failed is the first item. `on_landed()`: a write with an immediate value, and
+    all writes before it, have landed here."""
 
     def __init__(
         self,
-        device: Device,
+        device: Card,
         on_done: Callable[[list[Any]], None],
         on_error: Callable[[list[Any], str, bool], None],
         sends: int = SEND_DEPTH,
+        receives: int = 0,
+        on_landed: Callable[[], None] = lambda: None,
     ) -> None:
         """refused: a card refused the memory (the fault of the first item, not of the rail). sends: the most requests
-        in flight. Raises VerbsError."""
+        in flight. receives: the most writes with an immediate value that may land before they are noticed; the other
+        side waits for room. Raises VerbsError."""
         self.device = device
         self._verbs = verbs()
-        self._on_done, self._on_error = on_done, on_error
+        self._on_done, self._on_error, self._on_landed = on_done, on_error, on_landed
         depth = min(sends, device.max_sends)
-        self._most = depth  # completions that may wait to be polled
-        self._share, cq = device.take_completions(depth)
+        self._receives = receives
+        self._most = depth + receives  # completions that may wait to be polled
+        self._share, cq = device.take_completions(self._most)
         try:
-            made = self._verbs.lib.kv_create_qp(device.pd, cq, depth)
+            made = self._verbs.lib.kv_create_qp(device.pd, cq, depth, receives)
             self._qp = self._verbs.pointer(made, "create_qp")
         except VerbsError:
-            device.give_back_completions(self._share, depth)
+            device.give_back_completions(self._share, self._most)
             raise
         self._queue: SendQueue[Any] = SendQueue(depth, min(SIGNAL_EVERY, depth))
         self.ready = False
@@ -94,10 +100,11 @@ class QueuePair:
         self._verbs.check(self._verbs.lib.kv_to_ready(self._qp, path), "modify_qp to ready")
         self.ready = True
 
-    def post(self, requests: Sequence[WorkRequest]) -> None:
-        """Queue at most `room` requests. If the card refuses one, the connection breaks and `on_error` is called."""
+    def post(self, requests: Sequence[WorkRequest], signal_last: bool = True) -> None:
+        """Queue at most `room` requests. If the card refuses one, the connection breaks and `on_error` is called.
+        `signal_last`: as SendQueue.post has it."""
         lib, ffi = self._verbs.lib, self._verbs.ffi
-        marks = self._queue.post([request.item for request in requests])
+        marks = self._queue.post([request.item for request in requests], signal_last)
         records = bytearray(OP.size * len(requests))
         for i, (request, (number, signalled)) in enumerate(zip(requests, marks, strict=True)):
             flags = lib.IBV_SEND_SIGNALED if signalled else 0
@@ -112,6 +119,9 @@ class QueuePair:
 
     def _completed(self, completion: Completion) -> None:
         lib = self._verbs.lib
+        if completion.number == RECEIVE:
+            self._landed(completion)
+            return
         if not self._queue.knows(completion.number):
             return  # it belongs to an earlier generation
         if not completion.status:
@@ -126,6 +136,18 @@ class QueuePair:
             )
             self._stop()
             self._on_error(failed, completion.why, refused)
+
+    def _landed(self, completion: Completion) -> None:
+        if not self.ready:
+            return  # it belongs to an earlier generation
+        if completion.status:
+            self.break_off(completion.why)
+            return
+        try:
+            self._verbs.check(self._verbs.lib.kv_receive(self._qp, 1), "post_recv")
+        except VerbsError as error:
+            self.break_off(str(error.strerror))
+        self._on_landed()
 
     def break_off(self, why: str) -> None:
         """End the connection from this side; no byte moves over it any more when this returns."""
@@ -150,6 +172,8 @@ class QueuePair:
         self.psn = secrets.randbits(24)
         access = lib.IBV_ACCESS_REMOTE_WRITE | lib.IBV_ACCESS_REMOTE_READ | lib.IBV_ACCESS_REMOTE_ATOMIC
         self._verbs.check(lib.kv_to_init(self._qp, PORT, access), "modify_qp to init")
+        if self._receives:
+            self._verbs.check(lib.kv_receive(self._qp, self._receives), "post_recv")
 
     def close(self) -> None:
         """Idempotent."""

@@ -2,8 +2,9 @@
 
 A work request occupies a slot of the queue until its own or a later *signalled* completion has been polled: real cards
 free slots only then (Soft-RoCE frees them earlier, so only this count protects against an overrun). Requests of one
-queue complete in order, so one completion covers all earlier requests. Every `signal_every`-th request and the last of
-every batch are signalled, so that every request gets a completion.
+queue complete in order, so one completion covers all earlier requests. Every `signal_every`-th request is signalled,
+and the last of a batch, so that every request gets a completion, unless the caller learns otherwise that it has landed:
+a completion that nobody waits for would only wake a thread. A request that fails always has one.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ class SendQueue(Generic[T]):
         """Number of requests that may be posted now."""
         return self.depth - len(self._under_way)
 
-    def post(self, items: list[T]) -> list[tuple[int, bool]]:
+    def post(self, items: list[T], signal_last: bool = True) -> list[tuple[int, bool]]:
         """(number, signalled) of each new request. Raises ValueError if there is no room for them."""
         if len(items) > self.room:
             raise ValueError(f"{len(items)} requests do not fit into {self.room} free slots")
         numbers = range(self._next, self._next + len(items))
         self._next += len(items)
         self._under_way.extend(zip(numbers, items, strict=True))
-        return [(number, number % self._signal_every == 0 or number == numbers[-1]) for number in numbers]
+        last = numbers[-1] if signal_last else None
+        return [(number, number % self._signal_every == 0 or number == last) for number in numbers]
 
     def knows(self, number: int) -> bool:
         """Whether the request `number` is in flight; requests of earlier generations are not."""

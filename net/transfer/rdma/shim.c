@@ -30,10 +30,11 @@ enum { CHUNK = 64 };
 static size_t kv_sizeof_op(void) { return sizeof(struct kv_op); }
 static size_t kv_sizeof_completion(void) { return sizeof(struct kv_completion); }
 
-static struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends) {
+/* receives: how many writes with an immediate value may arrive before kv_receive is called again. */
+static struct ibv_qp *kv_create_qp(struct ibv_pd *pd, struct ibv_cq *cq, uint32_t sends, uint32_t receives) {
   struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
   attr.cap.max_send_wr = sends;
-  attr.cap.max_recv_wr = 1; /* nothing is ever received: all is one-sided */
+  attr.cap.max_recv_wr = receives ? receives : 1; /* some providers take no queue of size 0 */
   attr.cap.max_send_sge = attr.cap.max_recv_sge = 1;
   return ibv_create_qp(pd, &attr);
 }
@@ -118,6 +119,17 @@ static int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *poste
       return error < 0 ? errno : error;
     }
     *posted += count;
+  }
+  return 0;
+}
+
+/* Post n receive requests without memory, with wr_id 0: each gives a completion when a write with an immediate value has
+ * landed. 0 or errno. */
+static int kv_receive(struct ibv_qp *qp, int n) {
+  struct ibv_recv_wr request = {.wr_id = 0}, *bad;
+  for (int i = 0; i < n; i++) {
+    int error = ibv_post_recv(qp, &request, &bad);
+    if (error) return error < 0 ? errno : error;
   }
   return 0;
 }

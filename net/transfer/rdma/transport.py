@@ -19,7 +19,7 @@ from net.transfer.rdma.device import Device, registered
 from net.transfer.rdma.link import Link
 from net.transfer.rdma.places import far_rails, nics
 from net.transfer.rdma.target import Target
-from net.transfer.rdma.verbs import device_names, verbs
+from net.transfer.rdma.verbs import chosen_devices
 
 PLAINTEXT = "it would move bytes unencrypted, and there is a cluster key: see --rdma-plaintext"
 
@@ -61,15 +61,9 @@ class Rdma:
         if self._sealed_only:
             raise Unusable(PLAINTEXT)
         if not self._devices:
-            verbs()
-            present = device_names()
-            if missing := [name for name in self._wanted if name not in present]:
-                raise Unusable(
-                    f"this machine has no RDMA device {missing[0]!r}, only {', '.join(present)}: see --rdma-devices"
-                )
             opened: list[Device] = []
             try:
-                for name in self._wanted or present:
+                for name in chosen_devices(self._wanted):
                     opened.append(Device(name, self._gid_index))
             except Unusable:
                 for device in opened:

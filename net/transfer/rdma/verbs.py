@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,16 @@ def prepare() -> None:
     """Compile and load before the first transfer if there is a device. Blocks for a few seconds at most."""
     with suppress(Unusable):
         verbs()
+
+
+def chosen_devices(wanted: Sequence[str]) -> list[str]:
+    """The names of --rdma-devices, all of which are here; without any, all that are here. Raises Unusable with the
+    reason if this process cannot use them."""
+    verbs()
+    present = device_names()
+    if missing := [name for name in wanted if name not in present]:
+        raise Unusable(f"this machine has no RDMA device {missing[0]!r}, only {', '.join(present)}: see --rdma-devices")
+    return list(wanted) or present
 
 
 def device_names() -> list[str]:

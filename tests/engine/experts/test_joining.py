@@ -31,6 +31,9 @@ from net.errors import PeerLost
 from net.rounds.desk import new_bell
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
+from net.rounds.outpost import Outpost
+from net.rounds.rdma import meeting
+from net.rounds.rdma.ways import Ways
 from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import wait_for
 
@@ -137,6 +140,30 @@ def test_the_node_hears_of_the_loading_only_when_it_progresses(monkeypatch):
             goes_on.set()
             wire.close()
             thread.join(60)
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_a_rank_whose_device_cannot_be_opened_says_so(monkeypatch, only):
+    """The node has chosen one of those that it offered."""
+    monkeypatch.setattr(meeting, "opened", lambda *given: "RDMA device mlx5_0: no address")
+    plan = plan_of(1, 4, 2, 1, remote=1)
+    welcome = Welcome(1, "a model", plan, first_placement(1, 4, 2, 4, 1), device="mlx5_0")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = FrameSocket.dial(listener.getsockname(), None, 60.0)
+        near = FrameSocket.accepted(listener.accept()[0], None, 60.0)
+        try:
+            if only:
+                with pytest.raises(PeerLost, match="--transport rdma: RDMA device mlx5_0: no address"):
+                    remote_worker.settle(far, welcome, Ways("rdma"))
+            else:
+                outpost, way = remote_worker.settle(far, welcome, Ways())
+                assert type(outpost) is Outpost and way == "TCP; no RDMA: RDMA device mlx5_0: no address"
+            ready = near.frame().header
+            assert ready == {"ready": True, "tcp": "RDMA device mlx5_0: no address"}
+            assert meeting.ask(near, ready, "mlx5_0", None, plan.layout) == "RDMA device mlx5_0: no address"
+        finally:
+            near.close()
+            far.close()
 
 
 @pytest.fixture

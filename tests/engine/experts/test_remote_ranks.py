@@ -22,6 +22,7 @@ from engine.experts.placing.moves import Move
 from engine.experts.placing.placement import imbalance
 from lab.faults.networks.tcp_way import Way
 from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
+from net.transfer.rdma import verbs
 from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
 
@@ -295,6 +296,21 @@ def test_a_rank_of_another_model_or_release_is_refused(saved, monkeypatch):
         assert "its --model is another one" in refused(port_of(made), "--model", str(saved("qwen3moe")))
         found = joining.Joining("0.0.0/1", "x")
         assert "run the same release" in (joining.refusal(found, "", made.processes.plan) or "")
+
+
+def test_the_way_of_messages_is_told_and_rdma_without_a_device_is_refused(saved, monkeypatch, tmp_path):
+    monkeypatch.setattr(verbs, "SYSFS", tmp_path / "nothing")
+    verbs.verbs.cache_clear()
+    path, why = saved("mixtral"), "this machine has no RDMA device (nothing in /sys/class/infiniband)"
+    with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made, joins(port_of(made)):
+        all_here(made)
+        assert made.processes.state()["remote"]["ways"] == {"1": f"TCP; no RDMA: the node: {why}"}
+        assert "--transport rdma: " in refused(port_of(made), "--transport", "rdma", "--rdma-devices", "mlx5_77")
+    with ranks(path, expert_remote_ranks=1, expert_replicas=2, transport="rdma") as made:
+        assert "the node was started with --transport rdma, and the node: " in refused(port_of(made))
+    with ranks(path, expert_remote_ranks=1, transport="tcp") as made, joins(port_of(made)):
+        all_here(made)
+        assert made.processes.state()["remote"]["ways"] == {"1": "TCP; no RDMA: the node: --transport tcp"}
 
 
 def test_a_rank_too_many_waits_for_a_place(saved):

@@ -31,6 +31,7 @@ from net.errors import PeerLost, PeerRefused
 from net.rounds.desk import Message, new_region
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
+from net.rounds.rdma.offer import Offer
 from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
 from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, same
@@ -286,6 +287,29 @@ def _line(process: subprocess.Popen[str]) -> str:
 )
 def test_who_can_be_a_rank_of_which_node(plan, joining, why):
     found = refusal(Joining(VERSION, "x", **joining), "a model", plan)
+    assert found is None if why is None else found is not None and why in found
+
+
+ONE, TWO = {"mlx5_0": 0, "mlx5_1": 1}, {"mlx5_4": 0, "mlx5_5": 1}
+
+
+@pytest.mark.parametrize(
+    ("node", "rank", "why"),
+    [
+        (Offer(refused="none"), Offer(refused="none"), None),
+        (Offer(ONE), Offer(refused="none"), None),
+        (Offer(ONE, only=True), Offer(TWO), None),
+        (
+            Offer(ONE, only=True),
+            Offer(refused="none"),
+            "the node was started with --transport rdma, and the rank: none",
+        ),
+        (Offer(refused="no"), Offer(TWO, only=True), "it was started with --transport rdma, and the node: no"),
+        (Offer(ONE), Offer({"mlx5_7": 7}, only=True), "share no rail number"),
+    ],
+)
+def test_who_takes_nothing_but_rdma_is_refused_where_there_is_none(node, rank, why):
+    found = refusal(Joining(VERSION, "x", rdma=rank), "a model", replace(PLAN, remote=1), node)
     assert found is None if why is None else found is not None and why in found
 
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from net.loop.tasks import FINAL, TASK
-from net.transfer.rdma import device as devices
-from net.transfer.rdma.device import COMPLETION, Device
-from net.transfer.rdma.verbs import Verbs, VerbsError
+from net.transfer.common.transport import Unusable
+from net.transfer.rdma import card as cards
+from net.transfer.rdma.device import Device
+from net.transfer.rdma.verbs import COMPLETION, Verbs, VerbsError
 from tests.net.peers import until
 
 
@@ -22,7 +23,8 @@ class FakeVerbs(Verbs):
         self.polled = self.armed = self.polls = 0
         self.records: list[bytes] = []
         """Completions of the next poll."""
-        gid = SimpleNamespace(gid_index=0, port_num=devices.PORT, gid=SimpleNamespace(raw=bytes(16)), gid_type=1)
+        self.closed: list[object] = []
+        gid = SimpleNamespace(gid_index=0, port_num=cards.PORT, gid=SimpleNamespace(raw=bytes(16)), gid_type=1)
         fields = SimpleNamespace(max_cqe=64, max_cq=4, state=1)
         made = {"int *": [1], "struct ibv_gid_entry[]": [gid]}
         self.ffi = SimpleNamespace(
@@ -48,6 +50,9 @@ class FakeVerbs(Verbs):
             kv_nonblocking=lambda fd: 0,
             kv_drain_events=lambda made: os.read(channel, 100),
             kv_poll=self._poll,
+            ibv_close_device=self.closed.append,
+            ibv_dealloc_pd=self.closed.append,
+            ibv_destroy_comp_channel=self.closed.append,
         )
 
     def _poll(self, *_: object) -> int:
@@ -61,7 +66,7 @@ def card(monkeypatch):
     channel, bell = os.pipe()
     events, unused = os.pipe()
     fake = FakeVerbs(channel, events)
-    monkeypatch.setattr(devices, "verbs", lambda: fake)
+    monkeypatch.setattr(cards, "verbs", lambda: fake)
     yield fake, bell
     for fd in (channel, bell, events, unused):
         os.close(fd)
@@ -92,8 +97,8 @@ async def test_a_node_whose_completion_queue_is_broken_leaves(card, polled, arme
                 device.poll()
         device.give_back_completions(number, 8)  # a link ends, whatever its device does
     finally:
-        loop.remove_reader(device._channel.fd)
-        loop.remove_reader(device._context.async_fd)
+        loop.remove_reader(device.completions_fd)
+        loop.remove_reader(device.events_fd)
         loop.set_exception_handler(None)
 
 
@@ -118,6 +123,18 @@ async def test_a_handler_that_raises_makes_the_node_leave(card):
         assert len(seen) == 1 and reports[0].get(FINAL) is True
         assert isinstance(reports[0]["exception"], ZeroDivisionError)
     finally:
-        loop.remove_reader(device._channel.fd)
-        loop.remove_reader(device._context.async_fd)
+        loop.remove_reader(device.completions_fd)
+        loop.remove_reader(device.events_fd)
         loop.set_exception_handler(None)
+
+
+def test_a_card_that_cannot_be_used_is_closed(card):
+    """A rank of the experts whose card has no address tries again every second."""
+    verbs, _ = card
+    with pytest.raises(Unusable, match="GID of index 5"):
+        cards.Card("card", gid_index=5)
+    assert len(verbs.closed) == 1, "the context"
+    verbs.lib.kv_nonblocking = lambda fd: errno.EBADF
+    with pytest.raises(Unusable, match="fcntl"):
+        cards.Card("card")
+    assert len(verbs.closed) == 4 and verbs.closed[2] == "pd", "the channel, the protection domain, the context"

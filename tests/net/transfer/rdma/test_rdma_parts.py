@@ -52,6 +52,20 @@ def test_as_many_reads_are_under_way_as_the_other_side_answers():
         Endpoint.from_json({**one.to_json(), "answers": None})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("qp_num", value) for value in (1 << 24, -1, True, 1.0, "1", float("inf"))),
+        *(("psn", 1 << 24), ("lid", 1 << 16), ("mtu", 0), ("mtu", 6), ("reads", 256), ("answers", -1)),
+        *(("gid", value) for value in ("", "00" * 15, "0g" * 16, 7, None)),
+    ],
+)
+def test_what_the_verbs_cannot_take_is_no_endpoint(name, value):
+    """Integers beyond the sizes of the fields raised OverflowError, which ended the connection's task."""
+    with pytest.raises(ValueError):
+        Endpoint.from_json({**endpoint(reads=1, answers=1).to_json(), name: value})
+
+
 @given(st.integers(1, 50), st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=60))
 def test_no_completion_queue_is_promised_more_than_it_holds(entries, most, steps):
     shares, held = CompletionShares(entries, most), []
