@@ -54,7 +54,7 @@ from engine.node.scrape import watch, watch_engine
 from engine.observe.history import History
 from engine.scaling.role_changes import RoleChanges
 from engine.scaling.scaler import SCALES, Scaler, may_leave
-from engine.sites.members import shares
+from engine.sites.members import others_shares, shares
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port, naming_control_port
@@ -442,8 +442,8 @@ class Node:
         return shares(self.gossip).get(self._site, {})
 
     def _other_sites(self) -> dict[str, dict[str, int]]:
-        """The same for every other site."""
-        return {site: members for site, members in shares(self.gossip).items() if site != self._site}
+        """The same for other sites."""
+        return others_shares(self.gossip)
 
     async def _pool_members(self, peer: str, body: Nothing, data: memoryview) -> PoolMembers:
         return node_report.pool_members(self.gossip, self.pooled.pool_bytes, self.config.replicas)
