@@ -50,7 +50,7 @@ class Quiet:
         self._counted = 0.0
 
     def look(self, now: float, nodes: Collection[str]) -> tuple[list[str], list[str]]:
-        """`nodes`: those that the observer waits for. Returns (those to ask now, those that are late since this look)."""
+        """`nodes`: those that the observer waits for. Returns (those to ask now, those that have become late)."""
         passed = min(max(0.0, now - self._looked), LOOK_S)
         self._looked = now
         self._counted += passed
