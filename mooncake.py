@@ -38,7 +38,8 @@ if find_spec("uvloop") is None:
 
 from engine.config.flags import UsageError, parse
 from engine.observe.logs import configure as configure_logs
-from engine.start.torch_import import begin_library, leave
+from engine.start.torch_import import begin_library
+from net.loop.leaving import leave
 
 GIL_SWITCH_S = 0.001
 SPIN_COUNT = "3000"

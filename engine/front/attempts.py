@@ -51,6 +51,7 @@ from engine.handoff.updates import (
 from engine.prefill_group.messages import Place
 from net.bodies import answered, encode, typed
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
+from net.gossip.signs import SignsOfLife
 from net.http.common.frontend import Output, Overloaded, Unavailable
 from sched.placement.choice import Placement
 
@@ -79,7 +80,8 @@ class Attempts:
         self._log = log
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._adoption = Adoption(channel)
-        self._silence = Silence(channel, placer.suspects, self._flights.values, fail)
+        self._signs = SignsOfLife(channel, self._awaited, placer.unreachable)
+        self._silence = Silence(channel, placer.suspects, self._flights.values, fail, self._signs.late)
         self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.handle(messages.MOVING, typed(Moving, self._on_moving))
@@ -98,6 +100,7 @@ class Attempts:
             return False
         flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
+        self._signs.watch()
         flight.persistence.begun()
         self._log.adopted(flight)
         runs(flight)
@@ -117,6 +120,7 @@ class Attempts:
         flight.prefills, flight.beyond = placement.prefills, placement.beyond
         nodes = {*placement.prefills, placement.decode}
         flight.places, flight.apart = Places(nodes, set(nodes)), len(nodes) > 1
+        self._signs.watch()
         wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target, asked = None, placement.decode
@@ -164,7 +168,13 @@ class Attempts:
         """See `next_output`."""
         return await next_output(flight, text, self._log)
 
+    def _awaited(self) -> set[str]:
+        """The nodes that owe this acceptor tokens or answers."""
+        asked = {flight.asking[0] for flight in self._flights.values() if flight.asking is not None}
+        return asked.union(*(flight.watched for flight in self._flights.values()))
+
     async def _on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
+        self._signs.heard(peer)
         for attempt_id, update in decode_all(body):
             flight = self._flights.get(attempt_id)
             if flight is None:
@@ -206,6 +216,7 @@ class Attempts:
 
     def node_lost(self, node: str) -> None:
         """Fail the attempts that need `node`."""
+        self._signs.lost(node)
         for flight in self._flights.values():
             if flight.places.gone(node):
                 fail(flight, f"node {node} was lost")

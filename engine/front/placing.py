@@ -281,7 +281,7 @@ class Placer:
         return member is None or member.status is not Status.ALIVE
 
     def unreachable(self, node_id: str) -> None:
-        """Report that the node refuses connections: gossip suspects it until it proves that it is alive."""
+        """Report that the node refuses connections or is silent: gossip suspects it until it proves that it lives."""
         self._gossip.suspect(node_id)
 
     async def release(self, placed: Placed) -> None:

@@ -1,10 +1,11 @@
 """Handles nodes that fall silent. A network cut breaks no connection, so the requests of such a node would wait some
-seconds until gossip declares it dead. When gossip suspects a node and it sends nothing for SILENCE_S, the acceptor
-places its requests again. If the node is alive after all, its late tokens belong to an attempt that has ended.
+seconds until gossip declares it dead. When gossip suspects a node and it is silent, the acceptor places its requests
+again. If the node is alive after all, its late tokens belong to an attempt that has ended.
 
-For an attempt that has made tokens, silence begins with the last one: up to a second of it has usually passed when the
-suspicion comes. The node still has REFUTATION_S to refute. For an attempt without tokens, which may be in the middle of
-a long prompt, and for an unanswered call, silence begins with the suspicion.
+A node that this acceptor has asked for a sign of life, and that gave none (net/gossip/signs.py), is silent: it has
+REFUTATION_S to refute the suspicion. Of any other suspected node, an attempt is given up after SILENCE_S. For an
+attempt that has made tokens, this begins with the last one. For an attempt without tokens, which may be in the middle
+of a long prompt, and for an unanswered call, it begins with the suspicion.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Silent(Exception):
 
 class Silence:
     """The silent nodes of one acceptor. `suspects(node)`: whether gossip considers it dead or suspects it;
-    `fail(flight, reason)` ends an attempt."""
+    `late(node)`: whether it has left a question unanswered; `fail(flight, reason)` ends an attempt."""
 
     def __init__(
         self,
@@ -39,8 +40,10 @@ class Silence:
         suspects: Callable[[str], bool],
         flights: Callable[[], Iterable[Flight]],
         fail: Callable[[Flight, str], None],
+        late: Callable[[str], bool],
     ) -> None:
         self._channel, self._suspects, self._flights, self._fail = channel, suspects, flights, fail
+        self._late = late
 
     def suspected(self, node: str) -> None:
         """Gossip has begun to suspect the node."""
@@ -53,8 +56,8 @@ class Silence:
     def _check(self, node: str, since: float) -> None:
         if not self._suspects(node):
             return
-        now, reason = time.monotonic(), f"node {node} is suspected and silent"
-        over = now >= since + SILENCE_S
+        now, reason, late = time.monotonic(), f"node {node} is suspected and silent", self._late(node)
+        over = late or now >= since + SILENCE_S
         for flight in self._flights():
             if flight.asking is not None and flight.asking[0] == node:
                 if over:
@@ -62,7 +65,7 @@ class Silence:
                     flight.asking[1].cancel()
             elif node in flight.watched and flight.last_token < since:
                 heard = flight.last_token if flight.last_token > flight.begun else since
-                if now >= heard + SILENCE_S:
+                if late or now >= heard + SILENCE_S:
                     self._fail(flight, reason)
         if not over:
             self._check_later(node, since, CHECK_S)

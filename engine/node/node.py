@@ -55,8 +55,7 @@ from engine.node.scrape import watch, watch_engine
 from engine.observe.history import History
 from engine.scaling.role_changes import RoleChanges
 from engine.scaling.scaler import SCALES, Scaler, may_leave
-from engine.sites.members import shares
-from engine.start.torch_import import may_be_left
+from engine.sites.members import others_shares, shares
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port, naming_control_port
@@ -64,6 +63,7 @@ from net.compiled import NotCompiled
 from net.gossip.driver import Gossip, JoinRefused
 from net.gossip.load_words import LoadWords
 from net.kv_events.settings import parse as event_settings
+from net.loop.leaving import may_be_left
 from net.loop.stalls import StallMonitor
 from net.loop.supervisor import Supervisor
 from net.loop.tasks import spawn
@@ -449,8 +449,8 @@ class Node:
         return shares(self.gossip).get(self._site, {})
 
     def _other_sites(self) -> dict[str, dict[str, int]]:
-        """The same for every other site."""
-        return {site: members for site, members in shares(self.gossip).items() if site != self._site}
+        """The same for other sites."""
+        return others_shares(self.gossip)
 
     async def _pool_members(self, peer: str, body: Nothing, data: memoryview) -> PoolMembers:
         return node_report.pool_members(self.gossip, self.pooled.pool_bytes, self.config.replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from net.gossip.driver import Gossip
-from sched.membership.member import Member
+from sched.membership.member import Member, Status
 
 
 def mates(gossip: Gossip) -> list[Member]:
@@ -20,6 +20,14 @@ def shares(gossip: Gossip) -> dict[str, dict[str, int]]:
         if member.share > 0:
             found.setdefault(member.site, {})[member.node_id] = member.share
     return found
+
+
+def others_shares(gossip: Gossip) -> dict[str, dict[str, int]]:
+    """`shares` of the other sites that can be read. A question to a site waits for all homes there, so a site is left
+    out while one of them is suspected: when the link is cut, nobody waits for it."""
+    doubted = {one.site for one in gossip.members if one.share > 0 and one.status is not Status.ALIVE}
+    own = gossip.me.site
+    return {site: members for site, members in shares(gossip).items() if site != own and site not in doubted}
 
 
 def reads_sites(roles: Collection[str]) -> bool:

@@ -4,20 +4,20 @@ The import of torch costs 0.8 s of CPU time. For 0.15 s of these the dynamic lin
 its constructors, which need no interpreter. `begin_library` does this in a thread that does not hold the interpreter
 lock, while Python imports our modules; Python's own dlopen holds the lock. The remainder is Python code: a second
 thread imports it and the engine (`begin_engine`), next to what needs no lock or waits: the tokenizer, the network, and
-a cluster that is only starting. A node that refuses its flags ends at once (`leave`): it would wait for both threads.
+a cluster that is only starting. A node that refuses its flags ends at once (net/loop/leaving.py), without these threads.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
+
+from net.loop.leaving import may_be_left
 
 LIBRARIES = (("libtorch_global_deps.so", ctypes.RTLD_GLOBAL), ("libtorch_cpu.so", ctypes.RTLD_LOCAL))
 """In the order and with the visibility that torch/__init__.py gives them."""
@@ -44,27 +44,6 @@ def load(folder: Path) -> list[str]:
     dlopen = ctypes.CDLL(None).dlopen  # ctypes gives up the lock for a call
     dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     return [name for name, visible in LIBRARIES if dlopen(bytes(folder / name), RTLD_NOW | visible)]
-
-
-def leave(code: int) -> NoReturn:
-    """End this process with the exit code, and do not wait for an import or a load (`may_be_left`) that has begun and
-    that nobody needs now. Then the interpreter does not clean up either: the thread could crash in what is gone."""
-    if any(thread.is_alive() for thread in _threads):
-        from net.compiled import abandon  # not for --help and wrong flags
-
-        abandon()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
-def may_be_left(thread: Thread) -> None:
-    """`leave` does not wait for this thread."""
-    _threads.append(thread)
-
-
-_threads: list[Thread] = []
 
 
 def _begun(thread: Thread) -> Thread:

@@ -36,7 +36,7 @@ from lab.launch.remote import Remote, RemoteCluster
 from lab.launch.report import nodes_table, timeline
 
 MAX_PORT = 65_535
-START_S = 900.0  # large weights, or kernels that are compiled on busy cores; whoever looks on has Ctrl-C
+START_S = 900.0  # large weights, or kernels that are compiled on busy cores; a person who looks on has Ctrl-C
 STOP_S = 10.0  # how much longer a node on another host may take to end than its --drain-timeout-ms
 OWN_FLAGS = ("--nodes", "--hosts", "--ssh", "--folder", "--follow", "--ask", "--max-tokens", "--port", "--ssd-path")
 PLACED_FLAGS = {

@@ -4,6 +4,7 @@ Files:
     clock        The clock for code that measures and waits, so that tests can replace it
     deadlines    Deadlines of many short waits with one timer: a wait that ends in time, as nearly all do, costs
                  almost nothing
+    leaving      The end of a process that does not wait for threads whose work nobody needs any more
     log_context  The HTTP request and the trace for which the logging code works; tasks inherit both
     polling      Busy polling: keeps the event loop awake if the next bytes are likely to arrive within microseconds
     restarts     Decides how often to restart a failed background task

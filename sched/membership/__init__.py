@@ -10,6 +10,7 @@ Files:
     packet     Datagrams of the gossip planes: a 12-byte header that rejects foreign and damaged packets, then the
                body
     probe      Chooses the next node to probe and tracks running probes: SWIM's failure detector without its messages
+    quiet      Which nodes an observer asks for a sign of life, and which of them it has reason to suspect
     roster     The members of the cluster: the merge rule for statements about nodes, and the rumours still to spread
     serial     Serial numbers (RFC 1982): counters that wrap around, so that there is always a newer one
     steady     A clock that never goes back, made from one that may

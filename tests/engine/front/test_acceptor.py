@@ -101,6 +101,7 @@ class Peers(Wires):
         super().__init__("a")
         self.hanging: set[str] = set()
         self.called: list[tuple[str, str]] = []
+        self.cut: set[str] = set()  # nodes that give no sign of life
         self.down: set[str] = set()
         self.serves: bytes | None = None  # the only weights of all nodes
 
@@ -113,6 +114,12 @@ class Peers(Wires):
         if self.serves is not None and body["request"].get("weights", "") != self.serves.hex():
             raise RemoteError("this node does not serve these weights", WRONG_WEIGHTS)
         return {"node": peer, "region": "kv", "block_ids": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
+
+    def ask(self, peer, kind, body, data=()):
+        answer = asyncio.get_running_loop().create_future()
+        if peer not in self.cut:
+            answer.set_result(None)
+        return answer
 
     @property
     def aborted(self) -> list[tuple[str, str]]:
@@ -236,6 +243,27 @@ async def test_a_suspected_node_that_says_nothing_is_given_up_before_it_is_dead(
     for index in range(1, 6):
         await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+
+
+async def test_a_node_that_gives_no_sign_of_life_is_suspected_and_given_up_before_its_second_of_silence(
+    world, monkeypatch
+):
+    """Nobody else suspects it, and without a sign of life its stream does not wait for SILENCE_S."""
+    monkeypatch.setattr(silence, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(silence, "REFUTATION_S", 0.02)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await asyncio.sleep(0.5)
+    assert world.nodes.refused == [] and len(world.nodes.placed) == 1, "it computes a long prompt, and answers"
+    world.channel.cut = {"d0"}
+    await until(lambda: world.nodes.refused == ["d0"])
+    world.nodes.doubted = {"d0"}
+    world.attempts.node_suspected("d0")  # as gossip does when it is told so
+    await until(lambda: ("p1", messages.PREFILL) in world.channel.called)
+    await tell(world, 1, 1, 11, "stop")
+    assert await work == "stop" and tokens == [10, 11]
 
 
 async def test_a_suspected_node_that_speaks_keeps_its_requests(world, monkeypatch):

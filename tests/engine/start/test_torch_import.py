@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.start.torch_import import begin_library, leave, load
+from engine.start.torch_import import begin_library, load
+from net.loop.leaving import leave
 from tests.modules import ROOT
 
 
