@@ -63,6 +63,7 @@ class SimConfig:
     batching_policy: str = "decode-first"  # how prompts share a step's tokens, see sched/batching.py
     prefill_chunk_tokens: int = 256  # prompt tokens of a step with batching-policy mixed
     tbt_budget_s: float = 0.1  # time between tokens to keep with batching-policy dynamic; 0 = by the objectives
+    max_step_s: float = 0.0  # maximum time of a step with prompts (--max-step-ms of nodes); 0 = none
     step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
     heavy_chunk_tokens: int = 0  # --prefill-chunk-tokens of the prefill-heavy nodes (--placement taichi); 0 = of all
     prefill_share: float = 0.0  # prefill-I and decode-I share a GPU, see rivals/nexus.py; 0 = one GPU each
