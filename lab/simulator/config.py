@@ -73,6 +73,7 @@ class SimConfig:
     flow_order: Literal["fair", "deadline"] = "fair"  # of flows on a link of --fat-tree: hand-over, fetch, publish
     known_places: bool = True  # nodes tell their places in --fat-tree (--network-place)
     kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it
+    reservations: bool = False  # a prompt is computed once its decode node has room for its KV, as on real nodes
     publish: Literal["none", "home"] = "home"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node

@@ -59,6 +59,7 @@ def twin(
         max_step_s=float(config["max_step_ms"]) / 1000,
         step_prompts=int(config["max_num_seqs"]),
         contention=contention,
+        reservations=True,
         probe_s=0.0,  # included in the model's front_s
     )
 

@@ -193,7 +193,8 @@ def test_a_fetch_takes_a_while_of_its_own_and_the_rates_are_those_of_all_fetches
     model = found.told(EMBEDDED_CPU)
     assert model.nic_latency_s == pytest.approx(8e-3, rel=0.1)
     assert (model.nic_bytes_s, model.ssd_bytes_s) == pytest.approx((1e9, 0.5e9), rel=0.1)
-    no_ssd = summed([one for one in made if not one["tiers"]["ssd"]], 16).told(EMBEDDED_CPU)
+    of_dram = [fetched(count * 10**6, 8e-3 + count * 1e-3, dram=count) for count in (1, 5, 20, 40)]
+    no_ssd = summed(of_dram, 16).told(EMBEDDED_CPU)
     assert no_ssd.ssd_bytes_s == EMBEDDED_CPU.ssd_bytes_s and no_ssd.nic_bytes_s == pytest.approx(1e9, rel=0.1)
 
 
