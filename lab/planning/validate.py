@@ -2,7 +2,7 @@
 
   scripts/tools.py validate --nodes mixed=1                      # one node on one core, the client on another
   scripts/tools.py validate --nodes prefill=1,decode=1           # one core each, which the client shares
-  scripts/tools.py validate --nodes prefill=1,decode=1,store=1 --store-dram-mb 40 --store-ssd-mb 400 -- \\
+  scripts/tools.py validate --nodes prefill=1,decode=1,store=1 --store-dram-mb 128 --store-ssd-mb 512 -- \\
       --kv-cache-bytes 60M                                       # prefixes from the DRAM and the SSD of a store
   scripts/tools.py validate --preset cpu.json --json out.json && scripts/simulate.py --model cpu.json --mixed 2
   scripts/tools.py validate --trace mine.jsonl --rate 2          # a recorded trace, an eighth of its lengths
