@@ -2,7 +2,7 @@
 
   scripts/tools.py validate --nodes mixed=1                      # one node on one core, the client on another
   scripts/tools.py validate --nodes prefill=1,decode=1           # one core each, which the client shares
-  scripts/tools.py validate --nodes prefill=1,decode=1,store=1 --store-dram-mb 40 --store-ssd-mb 400 -- \\
+  scripts/tools.py validate --nodes prefill=1,decode=1,store=1 --store-dram-mb 128 --store-ssd-mb 512 -- \\
       --kv-cache-bytes 60M                                       # prefixes from the DRAM and the SSD of a store
   scripts/tools.py validate --preset cpu.json --json out.json && scripts/simulate.py --model cpu.json --mixed 2
   scripts/tools.py validate --trace mine.jsonl --rate 2          # a recorded trace, an eighth of its lengths
@@ -93,6 +93,7 @@ class Measured:
     idle: CpuShares
     loaded: CpuShares
     store: dict[str, Any] | None = None  # resolved Config of a node that is only a store
+    tiers: dict[str, Any] | None = None  # and what it says of its tiers
     fitted_fetches: Fetches | None = None  # in the part for the fit
     fetches: Fetches | None = None  # in the measured part
 
@@ -159,18 +160,11 @@ def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[Tr
     stores = [node.url for node in cluster.nodes if node.role == "store"]
     if not stores:
         return Measured(calibrated, found, live, config, kv_tokens, idle, loaded)
-    store = rest.get(f"{stores[0]}/debug/state")["config"]
+    store = rest.get(f"{stores[0]}/debug/state")
     before, now = (fetches(urls[0], part, config["block_size"]) for part in (calibrated.load, played.outcomes))
-    model = with_rates(calibrated.model, before)
-    calibrated = replace(calibrated, model=model)
-    return Measured(calibrated, found, live, config, kv_tokens, idle, loaded, store, before, now)
-
-
-def with_rates(model: StepModel, found: Fetches) -> StepModel:
-    """The model with the rates of these fetches, as far as there were some."""
-    if found.dram_bytes_s:
-        model = replace(model, nic_bytes_s=found.dram_bytes_s)
-    return replace(model, ssd_bytes_s=found.ssd_alone_bytes_s) if found.ssd_bytes_s else model
+    calibrated = replace(calibrated, model=before.told(calibrated.model))
+    seen = store["config"], store["store"], before, now
+    return Measured(calibrated, found, live, config, kv_tokens, idle, loaded, *seen)
 
 
 def compare(
@@ -260,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 measured = measure(args, cluster, run_dir, rows, errors)
         model = measured.calibrated.model
         contention = measured.calibrated.contention
-        config = twin(args.nodes, measured.config, measured.kv_tokens, contention, measured.store)
+        config = twin(args.nodes, measured.config, measured.kv_tokens, contention, measured.tiers)
         compared, simulated = compare(measured.live, config, model, rows)
     except (Unreachable, NodeDied, StartTimeout, OSError, ValueError, UsageError, rest.RestError) as error:
         errors.print(f"validate: {error}", style="red", markup=False)

@@ -28,7 +28,7 @@ from rich.table import Table
 from engine.config.flags import UsageError
 from lab.ablations.live.calibrate import Calibrated, calibrate
 from lab.ablations.live.fetches import fetches
-from lab.ablations.live.loads import LIVE_BLOCK, specs
+from lab.ablations.live.loads import in_blocks, specs
 from lab.ablations.live.play import figures, pinned, play, warmed
 from lab.ablations.live.twin import base_model, twin
 from lab.bench.common.client import Outcome, Unreachable
@@ -52,7 +52,6 @@ from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from lab.launch.nodes import parse_nodes
 from lab.loads.trace import TraceRow
-from lab.planning.validate import with_rates
 from lab.simulator.config import SimConfig
 from lab.simulator.sites.figures import figures as figures_of_sites
 from lab.simulator.sites.rules import SiteRules
@@ -154,13 +153,14 @@ def rules(mode: str, sites: TwoSites) -> SiteRules:
 def config_of(mode: str, sites: TwoSites, nodes: Nodes) -> SimConfig:
     """The simulated nodes of one site: as `twin` has them, and each with its share of the pool."""
     count = len(sites.names) // (1 if mode == ONE else 2)
-    block_bytes = LIVE_BLOCK * int(nodes.config["kv_cache_bytes"]) // nodes.kv_tokens
     made = twin(f"mixed={count}", nodes.config, nodes.kv_tokens, nodes.calibrated.contention)
+    block_bytes = made.block_tokens * int(nodes.config["kv_cache_bytes"]) // nodes.kv_tokens
     return replace(made, pool_blocks=int(nodes.config["dram_bytes"]) // block_bytes)
 
 
 def simulated(mode: str, sites: TwoSites, nodes: Nodes, rows: Sequence[TraceRow]) -> dict[str, Any]:
-    run = Sites(config_of(mode, sites, nodes), rules(mode, sites), nodes.calibrated.model).played(rows)
+    config = config_of(mode, sites, nodes)
+    run = Sites(config, rules(mode, sites), nodes.calibrated.model).played(in_blocks(rows, config.block_tokens))
     return figures_of_sites(run, float("inf"), float("inf"))
 
 
@@ -222,7 +222,7 @@ def fitted(
     load = specs(replace(load_of(args), requests=args.fit_requests).rows(args.fit_seed), args.fit_seed)
     calibrated = calibrate(urls, files, base_model(args.nodes, config, kv_tokens), load, args.fit_seed, False, tell)
     found = fetches(urls[0], before, config["block_size"], cluster.api_key)
-    return Nodes(config, kv_tokens, replace(calibrated, model=with_rates(calibrated.model, found)))
+    return Nodes(config, kv_tokens, replace(calibrated, model=found.told(calibrated.model)))
 
 
 @contextmanager

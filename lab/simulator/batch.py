@@ -30,6 +30,7 @@ class Batch:
         self._model, self._lengths = model, lengths
         self._held: dict[Job, int] = {}
         self._promises: dict[Job, int] = {}
+        self._reserved: dict[Job, int] = {}  # prompts that are computed elsewhere, and the KV memory kept for them
         self._behind: dict[Job, float] = {}  # tokens whose KV the draft model has to compute, oldest first
 
     @property
@@ -55,6 +56,16 @@ class Batch:
         self.held_tokens += tokens
         return True
 
+    def reserve(self, job: Job) -> bool:
+        """Keep memory for the KV of a prompt that another node computes, if it is left. It takes no seat. What would
+        be alone here always gets it."""
+        tokens = self._model.held_tokens(job.input_tokens)
+        if self.held_tokens and self.held_tokens + tokens > self._model.kv_tokens:
+            return False
+        self._reserved[job] = tokens
+        self.held_tokens += tokens
+        return True
+
     def unseat(self, job: Job) -> None:
         """The prompt is no longer computed here, and decodes elsewhere."""
         self.held_tokens -= self.computing.pop(job, 0)
@@ -62,6 +73,7 @@ class Batch:
     def release(self, job: Job) -> None:
         """The job no longer decodes here, or was lost before."""
         self.unseat(job)
+        self.held_tokens -= self._reserved.pop(job, 0)
         self.promised_tokens -= self._promises.pop(job, 0)
 
     def cancel(self, job: Job) -> None:
@@ -76,17 +88,22 @@ class Batch:
         """The node lost its memory."""
         self._promises.clear()
         self._held.clear()
+        self._reserved.clear()
         self._behind.clear()
         self.computing.clear()
         self.running, self.joining = [], []
         self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
 
     def admit(self, now: float) -> None:
-        """Start the joining requests that were computed here and keep their seat, then as many others as there is room
-        for."""
+        """Start the joining requests that were computed here and keep their seat, then those whose memory was reserved,
+        then as many others as there is room for."""
         for job in [job for job in self.joining if job in self.computing]:
             self.unseat(job)
             self._start(now, job)
+        for job in [job for job in self.joining if job in self._reserved]:
+            if self._seats_left > 0:
+                self.held_tokens -= self._reserved.pop(job)
+                self._start(now, job)
         while self.joining and self._has_room(self._kv_tokens(self.joining[0])):
             self._start(now, self.joining[0])
 
@@ -101,9 +118,13 @@ class Batch:
             self._behind[job] = job.context
         self.running.append(job)
 
+    @property
+    def _seats_left(self) -> int:
+        return self._model.max_batch - len(self.running) - len(self.computing)
+
     def _has_room(self, tokens: int) -> bool:
         """Whether there are a seat and so much memory, and some for the next tokens of all."""
-        if len(self.running) + len(self.computing) >= self._model.max_batch:
+        if self._seats_left <= 0:
             return False
         growth = 0 if self._lengths.known else len(self.running) + 1
         return not self.held_tokens or self.held_tokens + tokens + growth <= self._model.kv_tokens

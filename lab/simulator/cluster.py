@@ -200,20 +200,34 @@ class Cluster:
     # --- from placement to the last token
 
     def _send(self, job: Job, decision: Placement) -> None:
-        prefill, decode = self.by_name[decision.prefill], self.by_name[decision.decode]
+        decode, attempt = self.by_name[decision.decode], job.retries
+        decode.promise(job)
+
+        def ask() -> None:
+            if job.retries == attempt:
+                decode.reserve(job, partial(self._to_prefill, job, decision))
+
+        if self.config.reservations and decision.decode != decision.prefill:
+            self.loop.at(job.placed, ask)
+        else:
+            self._to_prefill(job, decision)
+
+    def _to_prefill(self, job: Job, decision: Placement) -> None:
+        prefill = self.by_name[decision.prefill]
         job.split = decision.split_tokens if isinstance(decision, SplitPlacement) else 0
         own = self._own_tokens(prefill, job)
-        fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
+        # the pool may have lost some of it while the prompt waited for memory
+        pooled = min(decision.prefix_tokens, self.pool.run(job.blocks) * self.config.block_tokens)
+        fetched = max(own, pooled) if decision.prefix_source == "pool" else own
         more = self._far_prefix(prefill, job, fetched)
         far = 0 if more is None else more.tokens
         job.prefix_tokens = job.computed = fetched + far
         job.fetched_tokens = fetched + far - own
         job.source = "site" if far else "pool" if fetched > own else "local" if own else "none"
         job.prefill_s = prefill.costs.prompt_s(job.num_uncomputed, job.computed)
-        decode.promise(job)
         prefill.expect(job)
         nbytes = self.model.fetch_bytes(fetched, own) * self.config.kv_scale
-        begun, attempt, size = job.placed, job.retries, self.config.block_tokens
+        begun, attempt, size = max(job.placed, self.loop.now), job.retries, self.config.block_tokens
         blocks, cold = job.blocks[own // size : fetched // size], False
 
         def read() -> None:
@@ -293,7 +307,7 @@ class Cluster:
         self.caches[node.index].use(blocks, self._facts)
         if job.output_tokens == 1 and not job.split:
             job.finished = self.loop.now
-            self.by_name[job.decode].batch.release(job)
+            self.by_name[job.decode].release(job)
             self.finished(node, job)
         elif job.decode == node.name:
             node.join(job)
@@ -347,7 +361,7 @@ class Cluster:
         if refusal is None:
             node.join(job)
             return
-        node.batch.release(job)
+        node.release(job)
         self.changed(node)
         self._refuse(job, refusal.reason)
 

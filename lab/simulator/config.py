@@ -67,6 +67,7 @@ class SimConfig:
     batching_policy: str = "decode-first"  # how prompts share a step's tokens, see sched/batching.py
     prefill_chunk_tokens: int = 256  # prompt tokens of a step with batching-policy mixed
     tbt_budget_s: float = 0.1  # time between tokens to keep with batching-policy dynamic; 0 = by the objectives
+    max_step_s: float = 0.0  # maximum time of a step with prompts (--max-step-ms of nodes); 0 = none
     step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
     heavy_chunk_tokens: int = 0  # --prefill-chunk-tokens of the prefill-heavy nodes (--placement taichi); 0 = of all
     prefill_share: float = 0.0  # prefill-I and decode-I share a GPU, see rivals/nexus.py; 0 = one GPU each
@@ -76,6 +77,7 @@ class SimConfig:
     flow_order: Literal["fair", "deadline"] = "fair"  # of flows on a link of --fat-tree: hand-over, fetch, publish
     known_places: bool = True  # nodes tell their places in --fat-tree (--network-place)
     kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it
+    reservations: bool = False  # a prompt is computed once its decode node has room for its KV, as on real nodes
     publish: Literal["none", "home"] = "home"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node

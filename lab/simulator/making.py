@@ -26,7 +26,7 @@ from lab.simulator.placing import Placing
 from lab.simulator.sessions.turns import Turns
 from net.user_file import chosen
 from sched import batching, queueing
-from sched.batching import Tuning, batching_policies
+from sched.batching import BoundedSteps, Tuning, batching_policies
 from sched.classes import with_objectives
 from sched.placement.phases import prefill_heavy
 from sched.placement.view import Candidate
@@ -61,6 +61,8 @@ def nodes(
         calibration = Noise(config.seed, f"{name} calibration", config.step_noise)
         known = costs(config.step_models, replace(own, chunk_tokens=chunk), calibration.factor)
         policy = make_policy(Tuning(mixed_chunk, config.tbt_budget_s, known.chunks, classes))
+        if config.max_step_s:
+            policy = BoundedSteps(policy, config.max_step_s, known.chunks)
         rules = StepRules(order, chunk, policy, config.step_prompts)
         knows = Knowledge(known, lengths, Noise(config.seed, name, config.step_noise))
         seat = Identity(index, name, roles)

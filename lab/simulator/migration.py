@@ -130,7 +130,7 @@ class Migration:
     def _ended(self, node: Node, target: Node, job: Job, left: bool) -> None:
         if not left:
             self.given_up += 1
-            target.batch.release(job)
+            target.release(job)
         self._moving.discard(node.name)
         self._quiet_until[node.name] = self._loop.now + SETTLE_S
         self._changed(node)

@@ -102,6 +102,7 @@ class Node:
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
         self._decoding = 0, 0  # decodes in the step with these, and the tokens that they attend to
         self._leaving: list[tuple[Job, Callable[[bool], None]]] = []  # at the end of the step
+        self._claims: dict[Job, Callable[[], None]] = {}  # prompts that wait for memory here before they are computed
         self._version = 0
         self._idle = True
 
@@ -161,6 +162,24 @@ class Node:
         self.batch.promise(job)
         self._events.changed(self)
 
+    def reserve(self, job: Job, granted: Callable[[], None]) -> None:
+        """Call granted() once there is memory here for the KV of a prompt that another node computes: the next one in
+        the queue's order gets it, and the others wait for it."""
+        self._claims[job] = granted
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._claims:
+            job = self._order.order(self._loop.now, list(self._claims))[0]
+            if not self.batch.reserve(job):
+                return
+            self._claims.pop(job)()
+
+    def release(self, job: Job) -> None:
+        """The job does not decode here after all, or needed no second token."""
+        self.batch.release(job)
+        self._grant()
+
     def join(self, job: Job) -> None:
         """The job's KV has arrived; it is lost if the node is down."""
         if not self.down:
@@ -179,12 +198,15 @@ class Node:
             self.coming.pop(job, None)
             self.queue = [other for other in self.queue if other is not job]
             self.queued_s = max(0.0, self.queued_s - job.prefill_s)
+        self._claims.pop(job, None)
         self.batch.cancel(job)
         self._events.changed(self)
+        self._grant()
 
     def crash(self) -> None:
         """The node loses all its state."""
         self.coming.clear()
+        self._claims.clear()
         self.batch.clear()
         self.queue, self.queued_s = [], 0.0
         self._version += 1
@@ -347,6 +369,7 @@ class Node:
             self.queue.remove(job)
             if job.split or job.decode != self.name:
                 self.batch.unseat(job)
+                self._grant()
             if not job.split:
                 self._answered(job)
             self._events.prefilled(self, job)
@@ -377,6 +400,7 @@ class Node:
     def _advance(self, steps: int, last_s: float, begun: float, first_s: float) -> None:
         for job in self.batch.advance(self._loop.now, steps, last_s, begun, first_s):
             self._events.finished(self, job)
+        self._grant()
 
     def _stepped(self, seconds: float, steps: int) -> None:
         self.busy_s += seconds

@@ -6,7 +6,7 @@ Open loop, Poisson. A block has 64 tokens, four blocks of a node: prompts share 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 
@@ -70,6 +70,23 @@ def scaled(rows: Iterable[TraceRow], rate: float, seconds: float, most: int = 30
             ids = row.hash_ids[: -(-tokens // LIVE_BLOCK)]
             made.append(TraceRow(at, tokens, max(1, round(row.output_length * part)), ids))
     return made
+
+
+def in_blocks(rows: Iterable[TraceRow], tokens: int) -> list[TraceRow]:
+    """The same requests with the blocks of nodes, of which LIVE_BLOCK is a multiple: each of theirs has as many of
+    these as it has tokens for. Raises ValueError."""
+    if not 0 < tokens <= LIVE_BLOCK or LIVE_BLOCK % tokens:
+        raise ValueError(f"nodes have blocks of {tokens} tokens, of which the {LIVE_BLOCK} of a row's are no multiple")
+    each = LIVE_BLOCK // tokens
+    return [
+        replace(
+            row,
+            hash_ids=[each * block + part for block in row.hash_ids for part in range(each)][
+                : -(-row.input_length // tokens)
+            ],
+        )
+        for row in rows
+    ]
 
 
 def specs(rows: Sequence[TraceRow], seed: int) -> list[Spec]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lab.ablations.live.loads import LIVE_BLOCK
+from lab.ablations.live.loads import in_blocks
 from lab.launch.nodes import parse_nodes
 from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
@@ -33,38 +33,40 @@ def twin(
     config: Mapping[str, Any],
     kv_tokens: int,
     contention: float = 0.0,
-    store: Mapping[str, Any] | None = None,
+    tiers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> SimConfig:
-    """The simulated nodes for those that run a model; `nodes` as for LocalCluster. `store`: the Config of a node that
-    is only a store; None: its part is not simulated."""
-    kept = 0 if store is None else sum(role == "store" for _, role in parse_nodes(nodes))
-    block_bytes = 0 if store is None else LIVE_BLOCK * int(config["kv_cache_bytes"]) // kv_tokens
+    """The simulated nodes for those that run a model; `nodes` as for LocalCluster. `tiers`: what a node that is only a
+    store says of its tiers (`store` of GET /debug/state), because an SSD keeps a part of its bytes free; None: its part
+    is not simulated. Its requests have the blocks of the nodes (in_blocks)."""
+    size, tiers = int(config["block_size"]), tiers or {}
     kinds = Counter(_kind(role) for _, role in parse_nodes(nodes) if role != "store")
     return SimConfig(
         prefill=kinds["prefill"],
         decode=kinds["decode"],
         mixed=kinds["mixed"],
-        store=kept,
-        pool_blocks=0 if store is None else int(store["dram_bytes"]) // block_bytes,
-        ssd_blocks=0 if store is None or store["ssd_path"] is None else int(store["ssd_bytes"]) // block_bytes,
+        store=sum(role == "store" for _, role in parse_nodes(nodes)) if tiers else 0,
+        pool_blocks=int(tiers["dram"]["capacity"]) if tiers else 0,
+        ssd_blocks=int(tiers["ssd"]["capacity"]) if "ssd" in tiers else 0,
         placement=str(config["placement"]),
         queue_order=str(config["queue_order"]),
         slo=str(config["slo"]),
         eviction=str(config["eviction"]),
-        cache_blocks=kv_tokens // LIVE_BLOCK,
-        block_tokens=LIVE_BLOCK,
+        cache_blocks=kv_tokens // size,
+        block_tokens=size,
         batching_policy=str(config["batching_policy"]),
         prefill_chunk_tokens=int(config["prefill_chunk_tokens"]),
         tbt_budget_s=float(config["tbt_budget_ms"]) / 1000,
+        max_step_s=float(config["max_step_ms"]) / 1000,
         step_prompts=int(config["max_num_seqs"]),
         contention=contention,
+        reservations=True,
         probe_s=0.0,  # included in the model's front_s
     )
 
 
 def simulate(config: SimConfig, model: StepModel, rows: Sequence[TraceRow]) -> tuple[dict[str, Any], Cluster]:
-    """(figures, the cluster after the run)"""
-    cluster = Cluster(config, model).played(rows)
+    """(figures, the cluster after the run); `rows`: with blocks of LIVE_BLOCK tokens."""
+    cluster = Cluster(config, model).played(in_blocks(rows, config.block_tokens))
     return figures(cluster), cluster
 
 

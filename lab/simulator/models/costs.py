@@ -13,7 +13,7 @@ from typing import Protocol
 
 from lab.simulator.models.step_models import Chunk, StepModel
 from sched import step_cost
-from sched.batching import ChunkPredictor
+from sched.batching import StepPredictor
 from sched.cost import DecodeModel, PrefillModel, prefill_features
 
 KINDS = ("learnt", "exact")
@@ -28,8 +28,8 @@ BATCHES = ((1, 256), (8, 512), (32, 1024))
 class NodeCosts(Protocol):
     """Seconds, as the node expects them."""
 
-    chunks: ChunkPredictor
-    """Of steps with both prompts and decodes, for the batching policy."""
+    chunks: StepPredictor
+    """Of steps with prompts, for the batching policy."""
 
     @property
     def prefill(self) -> tuple[float, float, float]:
@@ -52,7 +52,7 @@ class NodeCosts(Protocol):
 
 
 class ExactChunks:
-    """The times of steps with both prompts and decodes by the step model itself."""
+    """The times of steps with prompts by the step model itself."""
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
@@ -64,11 +64,18 @@ class ExactChunks:
         return self._model.chunks_s([(tokens, context)])
 
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
+        return self._largest(
+            lambda chunk: self._model.mixed_s([chunk], decodes, decode_context) <= seconds, prefill_context
+        )
+
+    def largest_prefill(self, seconds: float, context: int) -> int:
+        return self._largest(lambda chunk: self._model.chunks_s([chunk]) <= seconds, context)
+
+    def _largest(self, fits: Callable[[Chunk], bool], context: int) -> int:
         low, high = 0, self._model.chunk_tokens + 1
         while high - low > 1:
             tokens = (low + high) // 2
-            fits = self._model.mixed_s([(tokens, prefill_context)], decodes, decode_context) <= seconds
-            low, high = (tokens, high) if fits else (low, tokens)
+            low, high = (tokens, high) if fits((tokens, context)) else (low, tokens)
         return low
 
 
@@ -78,7 +85,7 @@ class Exact:
     def __init__(self, model: StepModel) -> None:
         self.prefill = model.prefill
         self.prompt_s, self.decode_s = model.prompt_s, model.decode_s
-        self.chunks: ChunkPredictor = ExactChunks(model)
+        self.chunks: StepPredictor = ExactChunks(model)
 
     def computed(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """There is nothing to learn."""
@@ -98,7 +105,7 @@ class Learnt:
         self._chunk_tokens = model.chunk_tokens
         self._prefill, self._decode = PrefillModel(), DecodeModel()
         self._both = step_cost.StepModel(self._prefill, self._decode)
-        self.chunks: ChunkPredictor = self._both
+        self.chunks: StepPredictor = self._both
         for tokens in CALIBRATION:
             for context in (0, tokens):
                 seconds = model.prefill_s(tokens, context) * noise()

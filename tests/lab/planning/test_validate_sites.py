@@ -24,7 +24,8 @@ TOKENS, TOKEN_BYTES = 6400, 23040
 NODE = {
     "kv_cache_bytes": TOKEN_BYTES * TOKENS, "dram_bytes": TOKEN_BYTES * 64 * 300, "max_num_batched_tokens": 1024,
     "max_num_seqs": 64, "placement": "mooncake", "queue_order": "edf", "eviction": "lru", "slo": "standard:ttft=3",
-    "batching_policy": "dynamic", "prefill_chunk_tokens": 256, "tbt_budget_ms": 100.0,
+    "batching_policy": "dynamic", "prefill_chunk_tokens": 256, "tbt_budget_ms": 100.0, "block_size": 16,
+    "max_step_ms": 1000.0,
 }  # fmt: skip
 NODES = Nodes(NODE, TOKENS, Calibrated(EMBEDDED_CPU, 0.1, {}, []))
 
@@ -41,7 +42,7 @@ def test_the_link_and_the_nodes_of_each_case():
     assert (rules(ONE, sites).sites, rules(ONE, sites).kv) == (1, "none")
     assert (config_of(ONE, sites, NODES).mixed, config_of(KV, sites, NODES).mixed) == (4, 2)
     each = config_of(KV, sites, NODES)
-    assert (each.cache_blocks, each.pool_blocks, each.contention) == (100, 300, 0.1)
+    assert (each.cache_blocks, each.pool_blocks, each.contention) == (400, 1200, 0.1)
     assert rules(KV, sites).budget * rules(KV, sites).link_bytes_s == sites.budget_bytes_s
 
 

@@ -141,3 +141,44 @@ def test_nodes_of_a_machine_slow_each_other_down():
 def test_wrong_flags_are_named(wrong):
     with pytest.raises(ValueError, match="--" + next(iter(wrong)).replace("_", "-")):
         Cluster(replace(BASE, **wrong), MODEL)
+
+
+APART = replace(BASE, prefill=1, decode=1, mixed=0, reservations=True, block_tokens=100)
+
+
+def test_a_prompt_waits_for_memory_of_its_decode_node_before_it_is_computed():
+    """As nodes do it: the decode node holds the blocks of a prompt from its reservation on. Two of 600 tokens do not
+    fit into 1,000; without reservations the prefill node computes the second one meanwhile."""
+    small, rows = replace(MODEL, kv_tokens=1000), prompts(600, 600, output=20)
+    first, second = ran(replace(APART, reservations=False), rows, small).jobs
+    assert (first.first_token, second.first_token) == pytest.approx((0.6, 1.2), abs=2e-3)
+    first, second = ran(APART, rows, small).jobs
+    assert first.first_token == pytest.approx(0.6, abs=2e-3) and first.finished == pytest.approx(0.79, abs=2e-3)
+    assert second.first_token == pytest.approx(first.finished + 0.6, abs=2e-3)
+    roomy = ran(APART, rows).jobs
+    assert [job.first_token for job in roomy] == pytest.approx([0.6, 1.2], abs=2e-3)
+
+
+@pytest.mark.parametrize("shape", [{"prefill": 2, "decode": 1}, {"prefill": 0, "decode": 0, "mixed": 2}])
+@pytest.mark.parametrize("output", [1, 80])
+def test_reserved_memory_is_given_back(shape, output):
+    rows = [replace(row, timestamp_ms=20.0 * i) for i, row in enumerate(prompts(*(600, 300, 900) * 6, output=output))]
+    cluster = ran(replace(APART, **shape, placement="random"), rows, replace(MODEL, kv_tokens=1500))
+    assert all(job.finished > job.first_token - 1e-9 for job in cluster.jobs)
+    assert any(job.prefill != job.decode for job in cluster.jobs)
+    assert [node.batch.held_tokens for node in cluster.nodes] == [0] * len(cluster.nodes)
+
+
+def test_a_prompt_that_waits_for_memory_begins_again_if_its_prefill_node_crashes():
+    rows = prompts(600, 600, 600, output=20)
+    config = replace(APART, prefill=2, faults="crash:prefill-0@0.7+0.1")
+    cluster = ran(config, rows, replace(MODEL, kv_tokens=1000))
+    assert all(job.finished > 0 for job in cluster.jobs)
+    assert [node.batch.held_tokens for node in cluster.nodes] == [0, 0, 0]
+
+
+def test_steps_with_prompts_alone_are_bounded_too():
+    """--max-step-ms of nodes: 250 ms are 250 tokens here, of a prompt that fits into one step."""
+    cluster = ran(replace(BASE, max_step_s=0.25), prompts(900))
+    assert cluster.nodes[0].steps == 4 and cluster.jobs[0].first_token == pytest.approx(0.9)
+    assert ran(BASE, prompts(900)).nodes[0].steps == 1

@@ -23,7 +23,7 @@ from lab.ablations.live import overload
 from lab.ablations.live import play as live_play
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.fetches import Fetches, summed
-from lab.ablations.live.loads import LIVE_BLOCK, Shape, requests, scaled, specs
+from lab.ablations.live.loads import LIVE_BLOCK, Shape, in_blocks, requests, scaled, specs
 from lab.ablations.live.play import Played, costs, figures
 from lab.ablations.live.run import at_urls
 from lab.ablations.live.search import Objectives, try_rate
@@ -38,13 +38,14 @@ from lab.formulas.bisect import Tried
 from lab.launch import rest
 from lab.loads.trace import TraceRow
 from lab.planning import capacity
+from lab.simulator.models.step_models import EMBEDDED_CPU
 
 ESTIMATE = Estimated(1.0, 0.1)
 FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
 NODE = {
     "kv_cache_bytes": 23040 * 6400, "max_num_batched_tokens": 1024, "max_num_seqs": 64, "placement": "mooncake",
     "queue_order": "edf", "eviction": "lru", "batching_policy": "dynamic", "prefill_chunk_tokens": 256,
-    "tbt_budget_ms": 100.0, "slo": "standard:ttft=3",
+    "tbt_budget_ms": 100.0, "slo": "standard:ttft=3", "block_size": 16, "max_step_ms": 1000.0,
 }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def test_adversarial_loads_are_small_enough_for_nodes_of_this_machine_and_whole(
 
 def test_the_simulated_twin_of_nodes():
     config = twin("prefill=2,decode=1,store=1", NODE, 6400)
-    assert (config.prefill, config.decode, config.mixed, config.block_tokens, config.cache_blocks) == (2, 1, 0, 64, 100)
+    assert (config.prefill, config.decode, config.mixed, config.block_tokens, config.cache_blocks) == (2, 1, 0, 16, 400)
     assert (config.batching_policy, config.step_prompts, config.tbt_budget_s) == ("dynamic", 64, 0.1)
     assert twin("prefill+decode=2", NODE, 6400).mixed == twin("mixed=2", NODE, 6400).mixed == 2
     model = base_model("mine", NODE, 6400)
@@ -150,29 +151,51 @@ def test_the_simulated_twin_of_nodes():
     assert found["finished"] == found["requests"] > 20 and found["token_hit_rate"] > 0.05
 
 
-def test_the_twin_of_a_store_has_its_dram_and_its_ssd():
-    block = 64 * 23040
-    store = {"dram_bytes": 10 * block, "ssd_path": "/ssd", "ssd_bytes": 100 * block + 1}
-    config = twin("prefill=1,decode=1,store=1", NODE, 6400, store=store)
-    assert (config.store, config.pool_blocks, config.ssd_blocks) == (1, 10, 100)
-    assert twin("prefill=1,decode=1,store=1", NODE, 6400, store=store | {"ssd_path": None}).ssd_blocks == 0
+def test_the_twin_of_a_store_has_as_many_blocks_in_its_tiers():
+    tiers = {"dram": {"capacity": 40}, "ssd": {"capacity": 300}}
+    config = twin("prefill=1,decode=1,store=1", NODE, 6400, tiers=tiers)
+    assert (config.store, config.pool_blocks, config.ssd_blocks) == (1, 40, 300)
+    assert twin("prefill=1,decode=1,store=1", NODE, 6400, tiers={"dram": {"capacity": 40}}).ssd_blocks == 0
     assert twin("prefill=1,decode=1,store=1", NODE, 6400).store == 0, "nothing is known of it"
 
 
-def test_fetches_by_tier_and_their_rates():
-    def fetched(nbytes: int, seconds: float, **tiers: int) -> dict[str, Any]:
-        return {"bytes": nbytes, "seconds": seconds, "tiers": tiers}
+def test_rows_have_the_blocks_of_nodes():
+    rows = [TraceRow(0.0, 70, 3, [5, 9]), TraceRow(1.0, 64, 3, [5])]
+    first, second = in_blocks(rows, 16)
+    assert first.hash_ids == [20, 21, 22, 23, 36] and second.hash_ids == first.hash_ids[:4]
+    assert in_blocks(rows, LIVE_BLOCK) == rows
+    with pytest.raises(ValueError, match="48 tokens"):
+        in_blocks(rows, 48)
 
+
+def fetched(nbytes: int, seconds: float, **tiers: int) -> dict[str, Any]:
+    return {"bytes": nbytes, "seconds": seconds, "tiers": tiers}
+
+
+def test_fetches_by_tier_and_their_rates():
     found = summed([fetched(400, 2.0, dram=4), fetched(200, 4.0, ssd=2), fetched(300, 9.0, dram=1, ssd=2)], 16)
     assert (found.fetches, found.dram_tokens, found.ssd_tokens) == (3, 80, 64)
     assert (found.dram_bytes_s, found.ssd_bytes_s) == (200.0, 50.0), "a fetch from both tells neither"
-    assert found.ssd_alone_bytes_s == pytest.approx(1 / (1 / 50 - 1 / 200))
-    assert summed([fetched(400, 2.0, dram=4), fetched(900, 1.0, arena=9)], 16) == Fetches(1, 64, 0, 200.0, 0.0)
-    far = fetched(900, 9.0, dram=9) | {"site": "east"}
-    assert summed([fetched(400, 2.0, dram=4), far], 16) == Fetches(1, 64, 0, 200.0, 0.0), "over a link, not the pool"
-    assert summed([], 16) == Fetches(0, 0, 0, 0.0, 0.0) and summed([], 16).ssd_alone_bytes_s == 0.0
-    only = summed([fetched(200, 4.0, ssd=2)], 16)
-    assert only.ssd_alone_bytes_s == 50.0 and only.dram_bytes_s == 0.0
+    arena, far = fetched(900, 1.0, arena=9), fetched(900, 9.0, dram=9) | {"site": "east"}
+    alone = summed([fetched(400, 2.0, dram=4)], 16)
+    assert summed([fetched(400, 2.0, dram=4), arena], 16) == alone
+    assert summed([fetched(400, 2.0, dram=4), far], 16) == alone, "over a link, not the pool"
+    assert summed([], 16) == Fetches(0, 0, 0, 0.0, 0.0) and summed([], 16).told(EMBEDDED_CPU) == EMBEDDED_CPU
+
+
+def test_a_fetch_takes_a_while_of_its_own_and_the_rates_are_those_of_all_fetches():
+    """8 ms, 1 GB/s, and 0.5 GB/s more of what is on SSD: small fetches from DRAM alone would tell a rate of 0.1."""
+    made = []
+    for number, (dram, ssd) in enumerate([(1, 0), (2, 0), (0, 20), (5, 15), (30, 10), (0, 40), (3, 9), (12, 0)]):
+        seconds = 8e-3 + (dram + ssd) * 1e-3 + ssd * 2e-3
+        made.append(fetched((dram + ssd) * 10**6, seconds * (1.02 if number % 2 else 0.98), dram=dram, ssd=ssd))
+    found = summed(made, 16)
+    model = found.told(EMBEDDED_CPU)
+    assert model.nic_latency_s == pytest.approx(8e-3, rel=0.1)
+    assert (model.nic_bytes_s, model.ssd_bytes_s) == pytest.approx((1e9, 0.5e9), rel=0.1)
+    of_dram = [fetched(count * 10**6, 8e-3 + count * 1e-3, dram=count) for count in (1, 5, 20, 40)]
+    no_ssd = summed(of_dram, 16).told(EMBEDDED_CPU)
+    assert no_ssd.ssd_bytes_s == EMBEDDED_CPU.ssd_bytes_s and no_ssd.nic_bytes_s == pytest.approx(1e9, rel=0.1)
 
 
 def test_requests_go_to_their_doors_and_outcomes_keep_their_order(monkeypatch):
