@@ -6,7 +6,10 @@ Files:
     command         The transfer engine against raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL,
                     in one run
     contenders      All contenders of one run, cell by cell: equal rounds for each, and a new process after a failure
-    disk            The SSD tier against the disk's limit
+    disk            The SSD tier on each of its media next to fio, in one run: put into a new file, put over evicted
+                    blocks, get
+    fio             fio on the file system of the SSD tier: the same operations on the disk as the tier, without the
+                    tier
     mooncake_store  Upstream's store over TCP: its master and a holder in the owner's process, a client without a
                     segment
     mooncake_te     mooncake-transfer-engine(-non-cuda) over TCP, with its batch calls

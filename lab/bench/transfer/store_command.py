@@ -1,7 +1,7 @@
 """The pooled store, upstream's store and the limits of this machine, in one run.
 
     scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of 1 and 32 blocks
-    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier in both backends, direct I/O
+    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier on both media, next to fio
 
 Contenders in memory, each two processes on this host: memcpy (libc, one thread or two) and sockets (blocking, plain
 Python) are the limits; store-shm and store-tcp are cache.store.store; mooncake-store is upstream's (its master, one
@@ -19,7 +19,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.bench.common.results import Row, write_result
+from lab.bench.common.results import report, write_result
 from lab.bench.transfer.shared import grid_parser, measured, parsed, table, tell
 from lab.bench.transfer.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, verdicts
 
@@ -49,27 +49,27 @@ CALLS_OF_A_CELL = 5
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = grid_parser(__doc__, NAMES, PEERS, SIZES)
-    parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier in DIR instead")
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="measure the SSD tier and fio in DIR instead")
     args: Namespace = parsed(parser, arguments, (*NAMES, *PLAIN))
     return args
 
 
 def disk(args: Namespace) -> int:
-    """The SSD tier: shares of the disk's limit in the same run."""
+    """The SSD tier next to fio on the same file system."""
     from cache.ssd import backends
-    from lab.bench.transfer.disk import direct, tier
+    from lab.bench.transfer.disk import NextToFio, goals
 
     blocks = 128 if args.quick else 1024
     args.disk.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for backend in backends:
-        limit = direct(args.disk, blocks)  # measured again for each backend: hosts drift
-        for name, speed in tier(args.disk, blocks, backend).items():
-            top = limit["write" if name.startswith("put") else "read"]
-            rows.append(Row(f"{backend}, {name}", "speed", "GB/s", speed, limits={"direct": top}))
-            print(f"{backend:5} {name:20} {speed:5.2f} GB/s   {speed / top:5.2f} of direct {top:.2f}")
-    if args.json is not None:
-        write_result({"argv": sys.argv[1:], "blocks": blocks}, rows, args.json)
+    media = [NextToFio(args.disk, blocks, backend) for backend in backends]
+    for number in range(args.rounds):
+        for medium in media:
+            medium.measure(number)
+    rows = [row for medium in media for row in medium.rows()]
+    judged = goals(rows)
+    report({"argv": sys.argv[1:], "blocks": blocks, "rounds": args.rounds, "goals": judged}, rows, args.json)
+    missing = next((medium.missing for medium in media if medium.missing), "")
+    tell(judged, {"fio": missing} if missing else {})
     return 0
 
 
