@@ -20,7 +20,7 @@ from engine.front.flight_log import FlightLog
 from engine.front.groups import MAX_FAILED_APART
 from engine.front.moving import Places
 from engine.front.placing import Placer
-from engine.front.silence import Silence, Silent
+from engine.front.silence import SignsOfLife, Silence, Silent
 from engine.handoff import messages
 from engine.handoff.messages import (
     Abort,
@@ -51,7 +51,6 @@ from engine.handoff.updates import (
 from engine.prefill_group.messages import Place
 from net.bodies import answered, encode, typed
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
-from net.gossip.signs import SignsOfLife
 from net.http.common.frontend import Output, Overloaded, Unavailable
 from sched.placement.choice import Placement
 

@@ -2,22 +2,30 @@
 seconds until gossip declares it dead. When gossip suspects a node and it is silent, the acceptor places its requests
 again. If the node is alive after all, its late tokens belong to an attempt that has ended.
 
-A node that this acceptor has asked for a sign of life, and that gave none (net/gossip/signs.py), is silent: it has
+A node that this acceptor has asked for a sign of life, and that gave none (`SignsOfLife`), is silent: it has
 REFUTATION_S to refute the suspicion. Of any other suspected node, an attempt is given up after SILENCE_S. For an
 attempt that has made tokens, this begins with the last one. For an attempt without tokens, which may be in the middle
 of a long prompt, and for an unanswered call, it begins with the suspicion.
+
+    alive{}  ──>  <── {}
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
 from typing import Any
 
 from engine.front.flight import Flight
 from net.channel.channel import Channel
-from net.channel.wire import Buffer
+from net.channel.wire import Buffer, Frame
+from net.errors import PeerLost, PeerRefused, RemoteError
+from net.loop.tasks import spawn
+from sched.membership.quiet import PERIOD_S, Quiet
+
+ALIVE = "alive"
 
 SILENCE_S = 1.0
 REFUTATION_S = 0.4
@@ -86,3 +94,51 @@ class Silence:
             raise Silent(reason) from None
         finally:
             flight.asking = None
+
+
+class SignsOfLife:
+    """Asks the nodes for which this one waits whether they live, and suspects those that do not answer.
+
+    The nodes are those that `awaited()` names, as long as it names some; `suspect(node)` makes gossip doubt one.
+    sched/membership/quiet.py decides. The questions go over the control channel, on which streams come. A node answers
+    in its event loop, however long its engine computes."""
+
+    def __init__(self, channel: Channel, awaited: Callable[[], Set[str]], suspect: Callable[[str], None]) -> None:
+        self._channel, self._awaited, self._suspect = channel, awaited, suspect
+        self._quiet = Quiet()
+        self._task: asyncio.Task[None] | None = None
+        self.heard = self._quiet.heard
+        self.late = self._quiet.late
+        channel.handle(ALIVE, _alive)
+
+    def watch(self) -> None:
+        """This node waits for others from now on."""
+        if self._task is None or self._task.done():
+            self._task = spawn(self._look(), "asking nodes for a sign of life")
+
+    def lost(self, node: str) -> None:
+        """Its connections are gone, and its question with them."""
+        self._quiet.forget(node)
+
+    async def _look(self) -> None:
+        while nodes := self._awaited() - {self._channel.node_id}:
+            asked, late = self._quiet.look(time.monotonic(), nodes)
+            for node in asked:
+                self._channel.ask(node, ALIVE, {}).add_done_callback(partial(self._answered, node))
+            for node in late:
+                self._suspect(node)
+            await asyncio.sleep(PERIOD_S)
+
+    def _answered(self, node: str, answer: asyncio.Future[Frame]) -> None:
+        try:
+            answer.result()
+        except (PeerLost, PeerRefused, asyncio.CancelledError):
+            self.lost(node)
+        except RemoteError:  # of a node that loads its model
+            self._quiet.answered(node)
+        else:
+            self._quiet.answered(node)
+
+
+async def _alive(peer: str, body: dict[str, Any], data: memoryview) -> None:
+    """A node that can say this lives."""

@@ -4,7 +4,8 @@ The import of torch costs 0.8 s of CPU time. For 0.15 s of these the dynamic lin
 its constructors, which need no interpreter. `begin_library` does this in a thread that does not hold the interpreter
 lock, while Python imports our modules; Python's own dlopen holds the lock. The remainder is Python code: a second
 thread imports it and the engine (`begin_engine`), next to what needs no lock or waits: the tokenizer, the network, and
-a cluster that is only starting. A node that refuses its flags ends at once (net/loop/leaving.py), without these threads.
+a cluster that is only starting. A node that refuses its flags does not wait
+for these threads (net/loop/leaving.py).
 """
 
 from __future__ import annotations

@@ -8,6 +8,4 @@ Files:
                     without a key
     sealed_packets  Sealed datagrams: gossip encrypted and authenticated with the cluster key; each one is accepted
                     once
-    signs           SignsOfLife: asks the nodes for which this one waits whether they live, and suspects those that do
-                    not answer
 """

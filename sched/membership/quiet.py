@@ -95,4 +95,4 @@ class Quiet:
         return MOST_S if math.isnan(one.longest_s) else min(MOST_S, max(LEAST_S, ANSWERS * self._lately_s(one)))
 
     def _lately_s(self, one: _Node) -> float:
-        return one.longest_s * 0.5 ** ((self._counted - one.answered_at) / HALF_LIFE_S)
+        return one.longest_s * math.exp2((self._counted - one.answered_at) / -HALF_LIFE_S)

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -136,10 +137,7 @@ class NextToFio:
         tier = TierRun(self._directory / "tier", self._blocks, self._backend)
         try:
             for row, job in jobs(self._backend, self._blocks).items():
-                turns = [
-                    lambda row=row: self._by_tier(tier, row),
-                    lambda row=row, job=job: self._by_fio(file, row, job),
-                ]
+                turns = [partial(self._by_tier, tier, row), partial(self._by_fio, file, row, job)]
                 for turn in turns if number % 2 else reversed(turns):
                     turn()
         finally:

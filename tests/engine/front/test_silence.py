@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.front.silence import ALIVE, SignsOfLife
 from net.channel.channel import Channel
-from net.gossip.signs import ALIVE, SignsOfLife
 
 
 async def until(condition) -> None:
