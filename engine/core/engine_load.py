@@ -42,7 +42,6 @@ class Counted:
     waiting: Counter[str] = field(default_factory=Counter)  # for blocks, a seat, a prefix or KV, by class
     made: list[int] = field(default_factory=list)  # output tokens of each running request that decodes here
     running_tokens: int = 0  # known tokens of the running requests
-    decoding: int = 0  # running requests whose prompt is computed
     arriving: int = 0  # requests that do not run yet and will decode here
     begun: int = 0  # requests that hold blocks
     queued: int = 0  # requests with prefill left here
@@ -97,11 +96,11 @@ class EngineLoad:
         return LoadWord.of(record, _by_class(counted), record.flags)
 
     def _record(self, counted: Counted) -> NodeRecord:
-        usage, soon = self._batcher.pool.usage(), self._soon(counted, SOON_S)
+        usage, soon, running = self._batcher.pool.usage(), self._soon(counted, SOON_S), len(self._batcher.running)
         a0, a1, a2 = self._costs.prompt_coefficients
         each = self._config.pooled_per_block  # nodes count each other's memory in blocks of the pool
         record = NodeRecord(
-            running=counted.decoding,
+            running=running,
             running_soon=soon,
             waiting=counted.waiting.total(),
             waiting_interactive=counted.waiting["interactive"],
@@ -115,7 +114,7 @@ class EngineLoad:
             prefill_a0=a0,
             prefill_a1=a1,
             prefill_a2=a2,
-            decode_step_s=self.step_s(counted.decoding + 1),
+            decode_step_s=self.step_s(running + 1),
             residual=self._costs.residual,
             flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
             | CHANGING * (not self.does)
@@ -123,11 +122,6 @@ class EngineLoad:
             | STAGES * self.stages,
         )
         return self._complete(record)
-
-    @property
-    def seated(self) -> int:
-        """Number of requests with a seat: those that decode, and prompts that are computed."""
-        return len(self._batcher.running)
 
     def waiting_by_class(self) -> dict[str, int]:
         """Number of requests per class that wait for blocks, a seat, their prefix, or KV from another node."""
@@ -165,7 +159,6 @@ class EngineLoad:
         state = request.state
         if state is RequestState.RUNNING:
             counted.running_tokens += request.num_tokens if request.cold is None else 0  # not like the others' steps
-            counted.decoding += request.decodes
             if not request.handover:
                 counted.made.append(request.num_output_tokens)
         else:

@@ -43,7 +43,7 @@ class HistoryRecorder:
         history = self._history
         if (engine := self._serving.engine) is not None:
             record = engine.load.record()
-            history.load(engine.load.seated, record.waiting)
+            history.load(record.running, record.waiting)
             history.role(now, frozenset() if engine.load.draining else engine.load.does)
         if history.is_over(now):
             history.close(now, self._cluster.transfer.snapshot(), self._tiers())

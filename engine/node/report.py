@@ -103,12 +103,12 @@ def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonito
         "loading": serving.not_ready,
         "weights": None if serving.weights is None else serving.weights.served.version or None,
         "load": None
-        if engine is None or record is None
+        if record is None
         else {
             "does": [name for name, bit in ROLE_BITS.items() if record.flags & bit],
             "stages": bool(record.flags & STAGES),
             "lack": lack_of(record.flags),
-            "running": engine.load.seated,
+            "running": record.running,
             "waiting": record.waiting,
             "max_running": record.max_running,
             "queued_tokens": record.queued_tokens,

@@ -101,7 +101,7 @@ class NodeRecord:
     node: int = 0  # node_key of its id
     incarnation: int = 0
     version: int = 0  # counts from 1; 0 = no record was published yet
-    running: int = 0  # requests that decode in its batch
+    running: int = 0  # requests in its batch
     waiting: int = 0  # queued requests,
     waiting_interactive: int = 0  # of these by class (sched/classes.py); the rest is of the standard class
     waiting_batch: int = 0

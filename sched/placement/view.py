@@ -30,7 +30,8 @@ QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
 
 TOLL_OF_PROMPT = 0.125
-"""Share of a prompt's own time that its toll is, per request that decodes on the node."""
+"""Share of a prompt's own time that its toll is, per request that has a seat on the node; the simulator counts those
+that decode."""
 
 PROMPT_TOLL_MOST = 4.0
 """Largest such share: a prefix that is cached on a busy node must still count."""
