@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from attention.choice.quiet import undisturbed
 from attention.cpu.level import lower
 from engine.model.ops.cpu import ELEMENTS, CpuOps, is_compiled
-from engine.model.ops.interface import Linear, Ops, TorchOps
+from engine.model.ops.interface import Ops, TorchOps
 from engine.model.ops.quantized import Products
 from net.compiled import NotCompiled
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 OUTPUTS, INPUTS = 2048, 1024
 ROWS = (1, 8, 128)
-LIGHT = 32
 ROUNDS = 5
 NOISE = 1.2
 """Ratio of the products of the times for ROWS."""
@@ -78,8 +78,7 @@ def name_of(ops: Ops) -> str:
 def fastest_ops(among: Sequence[Ops], dtype: torch.dtype) -> Ops:
     """The one with the smallest product of times; the first one if its product is at most NOISE times that."""
     weight = torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)
-    linears = [[ops.linear(weight)] for ops in among]
-    times, threads = undisturbed(lambda check: seconds_of(linears, INPUTS, dtype, check))
+    times, threads = undisturbed(lambda check: seconds_of(among, weight, check))
     products = [math.prod(each) for each in times]
     fastest = min(range(len(among)), key=products.__getitem__)
     if products[0] <= NOISE * products[fastest]:
@@ -101,22 +100,18 @@ def in_words(seconds: Sequence[float]) -> str:
     return ", ".join(f"{1e3 * took:.2f} ms for {m} rows" for m, took in zip(ROWS, seconds, strict=True))
 
 
-def seconds_of(
-    among: Sequence[Sequence[Linear]], inputs: int, dtype: torch.dtype, check: Callable[[], None]
-) -> list[list[float]]:
-    """Seconds of one product by each of `among`, for each of ROWS: the best of ROUNDS after a warm-up, in turns. Each
-    has some copies of its weight [out, inputs], which a round multiplies once; more rows than LIGHT take only the
-    first, because arithmetic takes their time, not memory. Calls `check` after each round."""
+def seconds_of(among: Sequence[Ops], weight: Tensor, check: Callable[[], None]) -> list[list[float]]:
+    """Seconds of one product by each of `among` with a weight [out, in], for each of ROWS: the best of ROUNDS after a
+    warm-up, in turns. Calls `check` after each round."""
+    linears = [ops.linear(weight) for ops in among]
     best = [[math.inf] * len(ROWS) for _ in among]
     for column, rows in enumerate(ROWS):
-        x = torch.ones(rows, inputs, dtype=dtype)
+        x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
         for turn in range(ROUNDS + 1):
-            for linears, row in zip(among, best, strict=True):
-                some = linears if rows <= LIGHT else linears[:1]
+            for linear, row in zip(linears, best, strict=True):
                 began = time.perf_counter()
-                for linear in some:
-                    linear(x)
-                took = (time.perf_counter() - began) / len(some)
+                linear(x)
+                took = time.perf_counter() - began
                 row[column] = min(row[column], took) if turn else math.inf
             check()
     return best
