@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -88,8 +88,7 @@ def c_compiler(packages: str = "gcc") -> str:
 
 def run(*commands: Sequence[str]) -> None:
     """Runs the commands concurrently. Raises NotCompiled with the end of the output of the first failing one."""
-    # Each in a group of its own: g++ runs the real compiler as a child, and does not take it along when it ends.
-    piped = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
+    piped = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     with _starting:
         if _abandoned.is_set():
             raise NotCompiled("this process is about to end")
@@ -118,9 +117,21 @@ def abandon() -> None:
 
 
 def _kill(compilers: Sequence[subprocess.Popen[str]]) -> None:
+    """With what they have started: g++ runs the real compiler as a child, and does not take it along when it ends.
+    They stay in this process's group, so what kills the group kills them too."""
     for process in compilers:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            for pid in [*_descendants(process.pid), process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+    return [each for child in children for each in (child, *_descendants(child))]
 
 
 def library(source: Path, headers: Sequence[Path] = (), for_this_cpu: bool = False) -> ctypes.CDLL:

@@ -173,6 +173,8 @@ def settle(
     layout = welcome.plan.layout
     way: Mirror | str = welcome.why_tcp
     if welcome.device:
+        if welcome.device not in ways.offer().rails:  # a node does not choose what this process did not offer
+            raise PeerLost(f"the node asks for RDMA device {welcome.device}, which was not offered")
         way = meeting.opened(welcome.device, ways.gid_index, layout)
         wire.send({"ready": True} | meeting.told(way))
         wire.await_for(SILENCE_S)

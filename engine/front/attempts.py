@@ -79,7 +79,7 @@ class Attempts:
         self._log = log
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._adoption = Adoption(channel)
-        self._signs = SignsOfLife(channel, self._awaited, placer.unreachable)
+        self._signs = SignsOfLife(channel, self._awaited, self._found_late)
         self._silence = Silence(channel, placer.suspects, self._flights.values, fail, self._signs.late)
         self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
@@ -171,6 +171,13 @@ class Attempts:
         """The nodes that owe this acceptor tokens or answers."""
         asked = {flight.asking[0] for flight in self._flights.values() if flight.asking is not None}
         return asked.union(*(flight.watched for flight in self._flights.values()))
+
+    def _found_late(self, node: str) -> None:
+        """The node gave no sign of life."""
+        suspected = self._placer.suspects(node)
+        self._placer.unreachable(node)
+        if suspected:  # gossip tells only of new suspicions
+            self._silence.suspected(node)
 
     async def _on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         self._signs.heard(peer)

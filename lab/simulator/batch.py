@@ -52,14 +52,14 @@ class Batch:
         tokens = self._kv_tokens(job)
         if (self.running or self.computing) and not self._has_room(tokens):
             return False
+        self.held_tokens += tokens - self._reserved.pop(job, 0)
         self.computing[job] = tokens
-        self.held_tokens += tokens
         return True
 
     def reserve(self, job: Job) -> bool:
         """Keep memory for the KV of a prompt that another node computes, if it is left. It takes no seat. What would
         be alone here always gets it."""
-        tokens = self._model.held_tokens(job.input_tokens)
+        tokens = self._kv_tokens(job)
         if self.held_tokens and self.held_tokens + tokens > self._model.kv_tokens:
             return False
         self._reserved[job] = tokens

@@ -206,6 +206,8 @@ def _check_autoscale(config: SimConfig) -> None:
             raise ValueError(f"--{one.role} must be between {one.least} and {one.most}, as --autoscale says")
     if config.role_changes or config.fails:
         raise ValueError(f"--autoscale does not work with --role-changes, {FAILING}")
+    if config.reservations:
+        raise ValueError("--autoscale does not work with --reservations: a node may leave before its prompt comes")
     if config.gossip_model == "real":
         raise ValueError("--autoscale does not work with --gossip-model real: its nodes are members from the start")
     if config.prefill_share:

@@ -62,6 +62,8 @@ class Failures:
         self._jobs, self._changed, self._place = jobs, changed, place
         self.slowness = slowness
         self._away = [0] * len(slowness)  # lost ranks of each node that serves
+        self._crashes = [0] * len(slowness)
+        self._slowed = [1.0] * len(slowness)  # by slow: faults
         self.lost = 0  # attempts that a crash ended
 
     def schedule(self, until: float) -> None:
@@ -89,6 +91,12 @@ class Failures:
     # --- slow nodes
 
     def _slow(self, node: Node, factor: float) -> None:
+        self._slowed[node.index] = factor
+        self._set_slowness(node)
+
+    def _set_slowness(self, node: Node) -> None:
+        ranks, away = self._config.expert_ranks, self._away[node.index]
+        factor = self._slowed[node.index] * (ranks / (ranks - away) if away else 1.0)
         self.slowness[node.index] = factor
         self._loop.after(self._config.detect_s, self._slow_known, node, factor)
 
@@ -104,15 +112,17 @@ class Failures:
         if node.down:
             return  # it is back with all its ranks
         if self._away[node.index] + 1 < self._config.expert_copies:
-            self._ranks_away(node, 1)
-            self._loop.at(fault.at + fault.seconds, self._ranks_away, node, -1)
+            self._away[node.index] += 1
+            self._set_slowness(node)
+            self._loop.at(fault.at + fault.seconds, self._rank_back, node, self._crashes[node.index])
         else:
             self._crash(node, fault)
 
-    def _ranks_away(self, node: Node, change: int) -> None:
-        ranks, before = self._config.expert_ranks, self._away[node.index]
-        self._away[node.index] = max(0, before + change)  # 0 since a crash: it came back with all its ranks
-        self._slow(node, ranks / (ranks - self._away[node.index]))
+    def _rank_back(self, node: Node, crashes: int) -> None:
+        """`crashes`: of the node when the rank was lost. Since a later one the node has all its ranks."""
+        if crashes == self._crashes[node.index]:
+            self._away[node.index] -= 1
+            self._set_slowness(node)
 
     # --- crashes
 
@@ -122,8 +132,10 @@ class Failures:
         if isinstance(told, Gossip) and node.down:
             return  # the others do not know of its last crash yet
         node.crash()
+        self._crashes[node.index] += 1
         if self._away[node.index]:
-            self._ranks_away(node, -self._away[node.index])
+            self._away[node.index] = 0
+            self._set_slowness(node)
         if isinstance(told, Gossip):
             self._watch(node, now, fault.at + fault.seconds, told.crashed(node.index))
             self._loop.at(fault.at + fault.seconds, told.returned, node.index)

@@ -50,11 +50,12 @@ def parse(text: str, nodes: Sequence[str]) -> list[Fault]:
 def drawn(
     nodes: Sequence[str], every_s: float, down_s: float, until: float, seed: int, kind: str = "crash"
 ) -> list[Fault]:
-    """Faults by chance, one every `every_s` seconds of the cluster on average; no node while its last one lasts."""
-    rng, found, at = Random(seed), [], 0.0
+    """Faults by chance, one every `every_s` seconds of the cluster on average. No node crashes while it is down; of its
+    ranks several may be lost."""
+    rng, found, at = Random(seed if kind == "crash" else f"{seed} {kind}"), [], 0.0
     back = dict.fromkeys(nodes, 0.0)
     while every_s and (at := at + rng.expovariate(1 / every_s)) < until:
-        up = [node for node in nodes if back[node] <= at]
+        up = [node for node in nodes if kind != "crash" or back[node] <= at]
         if up:
             node = rng.choice(up)
             back[node] = at + down_s

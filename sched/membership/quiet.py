@@ -27,7 +27,7 @@ LOOK_S = 0.1
 QUIET_S = 0.1
 """A node that has said nothing for this long is asked."""
 
-ANSWERS, LEAST_S, MOST_S = 4.0, 0.3, 1.5
+ANSWERS, LEAST_S, MOST_S = 4.0, 0.5, 1.5
 HALF_LIFE_S = 30.0
 """After this much counted time, the longest answer counts half."""
 

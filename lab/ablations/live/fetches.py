@@ -66,6 +66,8 @@ def summed(details: Iterable[Mapping[str, Any]], block_tokens: int) -> Fetches:
         tiers = {tier: blocks for tier, blocks in detail["tiers"].items() if blocks}
         for tier, blocks in tiers.items():
             tokens[tier] += blocks * block_tokens
+        if not tiers:
+            continue
         share = tiers.get("ssd", 0) / sum(tiers.values())
         seen.append(((1.0, float(detail["bytes"]), share * detail["bytes"]), detail["seconds"]))
         if len(tiers) == 1:

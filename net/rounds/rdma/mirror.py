@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from net.rounds.desk import NUMBER_BYTES
 from net.transfer.common.memory import Region
@@ -155,11 +156,14 @@ class Mirror:
 
     def _fence(self) -> None:
         """Errors are only logged: pages that are still pinned are nobody else's."""
-        try:
-            self._pair.close()
-            self._card.unpin(self._handle)
-        except VerbsError:
-            log.exception("closing a queue pair of RDMA device %s", self.device)
+        for undo in (
+            self._pair.close,
+            partial(self._card.unpin, self._handle),
+        ):  # the second one also if the first fails
+            try:
+                undo()
+            except VerbsError:
+                log.exception("closing a queue pair of RDMA device %s", self.device)
 
     # --- sending
 
@@ -172,10 +176,13 @@ class Mirror:
             requests.append(self._request(lib.IBV_WR_RDMA_WRITE_WITH_IMM, at, NUMBER_BYTES))
             if self._pair.room < len(requests):
                 self._poll()
-            if self._pair.room < len(requests):
-                self._pair.break_off("its send queue is full")
-                return
-            self._pair.post(requests, signal_last)
+            try:
+                if self._pair.room < len(requests):
+                    self._pair.break_off("its send queue is full")
+                else:
+                    self._pair.post(requests, signal_last)
+            except VerbsError as error:  # a card that cannot even stop its queue pair
+                self._break(str(error.strerror))
 
     def _request(self, opcode: int, at: int, nbytes: int) -> WorkRequest:
         assert self._there is not None

@@ -266,6 +266,25 @@ async def test_a_node_that_gives_no_sign_of_life_is_suspected_and_given_up_befor
     assert await work == "stop" and tokens == [10, 11]
 
 
+async def test_a_node_that_falls_silent_long_after_others_suspected_it_is_given_up(world, monkeypatch):
+    """Gossip tells of the beginning of a suspicion only."""
+    monkeypatch.setattr(silence, "SILENCE_S", 0.05)
+    monkeypatch.setattr(silence, "REFUTATION_S", 0.02)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    world.nodes.doubted = {"d0"}
+    world.attempts.node_suspected("d0")
+    for step in range(12):  # it speaks for longer than anybody looks on after a suspicion
+        await tell(world, 0, step, 10)
+        await asyncio.sleep(0.04)
+    assert len(world.nodes.placed) == 1
+    world.channel.cut = {"d0"}
+    await until(lambda: ("p1", messages.PREFILL) in world.channel.called)
+    await tell(world, 1, 12, 11, "stop")
+    assert await work == "stop" and tokens == [*[10] * 12, 11]
+
+
 async def test_a_suspected_node_that_speaks_keeps_its_requests(world, monkeypatch):
     monkeypatch.setattr(silence, "SILENCE_S", 0.05)
     tokens: list[int] = []

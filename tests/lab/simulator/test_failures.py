@@ -185,3 +185,26 @@ def test_crashes_by_seed_spare_nodes_that_are_down():
     for node in ("a", "b"):
         times = [fault.at for fault in found if fault.node == node]
         assert len(times) > 10 and all(later - earlier >= 5.0 for earlier, later in pairwise(times))
+
+
+def test_a_node_loses_a_rank_while_another_is_away_and_apart_from_crashes():
+    ranks, crashes = (drawn(["a", "b"], 1.0, 5.0, 200.0, 3, kind) for kind in ("rank", "crash"))
+    assert {fault.at for fault in ranks}.isdisjoint(fault.at for fault in crashes)
+    for node in ("a", "b"):
+        times = [fault.at for fault in ranks if fault.node == node]
+        assert any(later - earlier < 5.0 for earlier, later in pairwise(times))
+
+
+def test_a_rank_that_was_lost_before_a_crash_does_not_come_back_after_it():
+    shape = {"prefill": 1, "decode": 1, "expert_ranks": 4, "expert_copies": 2, "detect_s": 0.1}
+    requests = rows(100, gap_ms=100.0)
+    faults = "rank:decode-0@0+6,crash:decode-0@1+1,rank:decode-0@4+100"
+    cluster = ran(requests, **shape, faults=faults)
+    check(cluster, requests)
+    assert cluster.failures.slowness == [1.0, 4 / 3]
+
+
+def test_lost_ranks_of_a_slow_node_multiply():
+    shape = {"prefill": 1, "decode": 1, "expert_ranks": 4, "expert_copies": 2}
+    cluster = ran(rows(80), **shape, faults="slow:decode-0@0+100x3,rank:decode-0@0.5+100")
+    assert cluster.failures.slowness == [1.0, pytest.approx(4.0)]

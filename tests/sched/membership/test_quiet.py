@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -88,6 +89,13 @@ def test_a_machine_that_gets_busy_makes_nobody_late(seed: int):
     for turn in range(600):
         world.run(6.0 * (turn + 1), pause_s=rng.choice([PERIOD_S, PERIOD_S, 0.5]))
     assert world.late == []
+
+
+def test_one_stall_of_half_a_second_makes_nobody_late():
+    """Answers took a millisecond for a minute, as on an idle machine."""
+    world = World(lambda now: LEAST_S - PERIOD_S if 60.0 <= now < 61.0 else 0.001)
+    world.run(90.0)
+    assert world.late == [] and max(b - a for a, b in pairwise(world.asked)) > LEAST_S - PERIOD_S
 
 
 def test_the_pause_of_an_observer_is_not_the_silence_of_others():
