@@ -230,6 +230,7 @@ def served(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.heavy  # a node and a rank with torch take minutes under emulation
 @pytest.mark.timeout(1600)
 def test_the_tokens_are_those_of_one_process_before_and_after_a_kill(served):
     for stage in ("whole", "lost", "back"):

@@ -161,7 +161,7 @@ def test_logits_and_tokens_are_those_of_the_widened_model(tmp_path, quantization
 
 
 def test_auto_asks_for_the_kernels_of_bytes(tmp_path, monkeypatch, caplog):
-    """And compiles no others. Next to bfloat16 fp8 is slower for some rows; next to float32 it has a quarter of the bytes."""
+    """And compiles no others. Next to bfloat16 fp8 is slower for some rows; next to float32 it is faster."""
     caplog.set_level("INFO")
     source = describe(write(tmp_path, W8A8)[0])
     asked = []
