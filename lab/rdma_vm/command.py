@@ -37,9 +37,9 @@ def main() -> int:
     parser.add_argument(
         "--timeout",
         type=above_zero,
-        default=900,
+        default=1800,
         metavar="S",
-        help="of one boot, many times what it needs (default 900)",
+        help="of one boot, many times what it needs on an idle machine (default 1800)",
     )
     parser.add_argument("--cores", type=positive, default=1, help="cores of the guest; 2 to find races (default 1)")
     parser.add_argument(
