@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -33,6 +33,7 @@ from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
 from net.rounds.outpost import Outpost
 from net.rounds.rdma import meeting
+from net.rounds.rdma.offer import Offer
 from net.rounds.rdma.ways import Ways
 from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import wait_for
@@ -146,6 +147,7 @@ def test_the_node_hears_of_the_loading_only_when_it_progresses(monkeypatch):
 def test_a_rank_whose_device_cannot_be_opened_says_so(monkeypatch, only):
     """The node has chosen one of those that it offered."""
     monkeypatch.setattr(meeting, "opened", lambda *given: "RDMA device mlx5_0: no address")
+    monkeypatch.setattr(Ways, "offer", lambda self: Offer({"mlx5_0": 0}))
     plan = plan_of(1, 4, 2, 1, remote=1)
     welcome = Welcome(1, "a model", plan, first_placement(1, 4, 2, 4, 1), device="mlx5_0")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -164,6 +166,13 @@ def test_a_rank_whose_device_cannot_be_opened_says_so(monkeypatch, only):
         finally:
             near.close()
             far.close()
+
+
+def test_a_rank_opens_only_a_device_that_it_offered(monkeypatch):
+    monkeypatch.setattr(Ways, "offer", lambda self: Offer({"mlx5_1": 0}))
+    welcome = Welcome(1, "a model", plan_of(1, 4, 2, 1, remote=1), first_placement(1, 4, 2, 4, 1), device="mlx5_0")
+    with pytest.raises(PeerLost, match="mlx5_0, which was not offered"):
+        remote_worker.settle(cast(FrameSocket, None), welcome, Ways())
 
 
 @pytest.fixture
