@@ -156,10 +156,8 @@ class Mirror:
 
     def _fence(self) -> None:
         """Errors are only logged: pages that are still pinned are nobody else's."""
-        for undo in (
-            self._pair.close,
-            partial(self._card.unpin, self._handle),
-        ):  # the second one also if the first fails
+        steps = self._pair.close, partial(self._card.unpin, self._handle)  # the second one also if the first fails
+        for undo in steps:
             try:
                 undo()
             except VerbsError:
