@@ -111,7 +111,9 @@ def settled(cluster: LocalCluster, within_s: float = 20.0) -> dict[str, dict[str
     """State of every living node once nothing is held for requests or transfers any more; fails after `within_s`."""
     deadline = time.monotonic() + within_s
     while True:
-        states = {node.name: rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.alive}
+        left = max(1.0, deadline - time.monotonic())
+        living = [node for node in cluster.nodes if node.alive]
+        states = {node.name: rest.get(f"{node.url}/debug/state", timeout_s=left) for node in living}
         busy = {name: _work(state) for name, state in states.items() if _work(state)}
         if not busy:
             return states

@@ -31,6 +31,8 @@ SLOW = (
 )
 """Bytes per second: even a busy core decodes blocks several times as fast."""
 
+SHORT = "Question: What is the capital of France? Answer: Paris. " * 4
+"""Three whole blocks, too few bytes to measure a link by."""
 OTHER = "Question: What is the capital of Italy? Answer: Rome. " * 12
 
 
@@ -79,8 +81,7 @@ def test_a_prefix_in_four_bits_and_a_flipped_byte(start: Start):
 
 
 def test_blocks_are_rounded_once_their_link_is_known_to_be_slow(start: Start):
-    """The first prompt is put before the link is measured, the second one behind it. Both come back as they were
-    put."""
+    """The first prompt is put before the link is measured, the last one behind it. Both come back as they were put."""
     exact, short = (BlockGeometry(30, 3, 64, 16, "bfloat16", "int4-auto").block_bytes, GEOMETRY.int4_bytes)
     arena = ("--kv-cache-bytes", str(CONTEXT // 16 * exact))
     with start("mixed=1,store=1", *FLAGS, *arena, "--prefix-fetch", "always", *SLOW, role_flags=SHARES) as cluster:
@@ -97,10 +98,11 @@ def test_blocks_are_rounded_once_their_link_is_known_to_be_slow(start: Start):
             fetched = [event["detail"] for event in events if event["event"] == "prefix_fetched"]
             return body["choices"][0]["text"], body["usage"]["prompt_tokens_details"]["cached_tokens"], fetched
 
-        first, *_ = answer(PROMPT)
+        first, *_ = answer(SHORT)
+        assert forms()["put"] == {"exact": 3, "int4": 0}, "before the link is measured"
+        answer(PROMPT)
         put = forms()["put"]
-        assert put["exact"] > 6, "before the link was measured"
-        time.sleep(REFRESH_INTERVAL_S)  # a fast node has the second prompt's blocks before it looks at the link again
+        time.sleep(REFRESH_INTERVAL_S)  # a fast node has the next prompt's blocks before it looks at the link again
         second, *_ = answer(OTHER)
         rounded = forms()["put"]["int4"] - put["int4"]
         assert rounded > 6 and forms()["put"]["exact"] == put["exact"], "now every block pays"
@@ -110,6 +112,6 @@ def test_blocks_are_rounded_once_their_link_is_known_to_be_slow(start: Start):
         blocks = cached // 16
         assert again == second and blocks > 6, "a prompt that leaves no doubt how it goes on"
         assert (detail["bytes"], detail["saved_bytes"]) == (blocks * short, blocks * (exact - short))
-        again, cached, (detail,) = answer(PROMPT)
+        again, cached, (detail,) = answer(SHORT)
         assert again == first and (detail["bytes"], "saved_bytes" in detail) == (cached // 16 * exact, False)
         assert forms()["got"] == {"exact": cached // 16, "int4": blocks}

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -113,12 +114,20 @@ def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, n
     ids=lambda flags: flags[1],
 )
 def test_however_kv_moves(start: Start, tiny_model, right, flags):
+    """Three long prompts at once, again until one of them was computed by a group: a node that was busy a moment ago
+    is left out."""
     with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *flags) as cluster:
         url = cluster["decode-0"].url
-        answers = list(ThreadPoolExecutor(3).map(lambda number: complete(url, prompt(number), 8), range(3)))
-        assert [text(answer) for answer in answers] == right["prompt"][:3]
-        grouped = [answer for answer in answers if events(url, answer, "stage")]
-        assert grouped, "none of three long prompts was computed by a group"
+        grouped: list[dict[str, Any]] = []
+        for again in range(5):
+            ask = partial(complete, url, max_tokens=8, cache_salt=f"again {again}")  # computed, not found
+            with ThreadPoolExecutor(3) as threads:
+                answers = list(threads.map(ask, map(prompt, range(3))))
+            assert [text(answer) for answer in answers] == right["prompt"][:3]
+            if grouped := [answer for answer in answers if events(url, answer, "stage")]:
+                break
+            settled(cluster)
+        assert grouped, "no long prompt was computed by a group"
         for answer in grouped:
             # The last tokens do not wait for what the nodes tell of their parts.
             wait_until(lambda: len(events(url, answer, "kv_moved")) == 2, "what both stages tell", 20)  # noqa: B023

@@ -246,7 +246,7 @@ async def test_charts_show_the_kept_minutes_with_marks_and_ask_only_for_what_is_
     await expect(rails.locator(".legend")).to_contain_text("prefill-0 – decode-0, shared memory")
     newest = cluster.history.since(0)["intervals"][-1]["number"]
     await expect(page.locator("#silent")).to_be_visible()
-    async with page.expect_request(lambda request: "after=" in request.url and "after=0" not in request.url):
+    async with page.expect_response(lambda answer: "after=" in answer.url and "after=0" not in answer.url):
         pass
     assert cluster.asked_after[0] == 0 and 0 < cluster.asked_after[1] < newest
     await expect(chart.locator("polyline").first).to_be_attached()
