@@ -7,6 +7,7 @@ from __future__ import annotations
 import mmap
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from cache.block import BlockGeometry
@@ -14,7 +15,7 @@ from engine.node.local_store import DRAM_REGION
 from engine.pooled.rounding import REFRESH_INTERVAL_S
 from lab.launch import rest
 from lab.launch.nodes import Node
-from tests.e2e.conftest import Start, complete, settled, timeline
+from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
 
 CONTEXT = 320
 GEOMETRY = BlockGeometry(30, 3, 64, 16, "float32", "int4")  # of the embedded model
@@ -27,9 +28,10 @@ FILL = [2000 + i for i in range(CONTEXT - 8)]
 
 SLOW = (
     *("--transport", "tcp", "--rail-limit", "16000000", "--store-timeout-ms", "20000"),
-    *("--kv-cache-dtype", "bfloat16", "--pool-dtype", "int4-auto"),
+    *("--kv-cache-dtype", "bfloat16", "--pool-dtype", "int4-auto", "--max-step-ms", "60000"),
 )
-"""Bytes per second: even a busy core decodes blocks several times as fast."""
+"""Bytes per second: even a busy core decodes blocks several times as fast. Prompts are whole steps: a link is measured
+by puts of a mebibyte and more on one rail; a slow core would put the blocks of short steps one by one."""
 
 SHORT = "Question: What is the capital of France? Answer: Paris. " * 4
 """Three whole blocks, too few bytes to measure a link by."""
@@ -100,7 +102,14 @@ def test_blocks_are_rounded_once_their_link_is_known_to_be_slow(start: Start):
 
         first, *_ = answer(SHORT)
         assert forms()["put"] == {"exact": 3, "int4": 0}, "before the link is measured"
-        answer(PROMPT)
+
+        def measured() -> bool:
+            complete(url, FILL, 1, cache_salt=str(next(salts)))
+            (path,) = [path for path in settled(cluster)["mixed-0"]["paths"] if path["peer"] == "store-0"]
+            return any(rail["gb_per_s"] > 0 for rail in path["rails"])
+
+        salts = count()
+        wait_until(measured, "the link is measured")
         put = forms()["put"]
         time.sleep(REFRESH_INTERVAL_S)  # a fast node has the next prompt's blocks before it looks at the link again
         second, *_ = answer(OTHER)

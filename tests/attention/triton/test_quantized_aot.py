@@ -14,6 +14,7 @@ from engine.model.ops.quantized import BLOCKS
 from engine.model.ops.triton import TritonOps
 from lab.bench.attention.every_tile import SHARED_BYTES, meta
 from lab.bench.attention.quantized_products import KINDS, ROWS, product_launches, weight_of
+from tests.heavy import one_in
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,9 +25,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rows", "capability"), one_in(2, KINDS, ROWS, [80, 90]))
 def test_products_compile_within_their_means(kind: str, rows: int, capability: int) -> None:
     """No spills, shared memory within the limit, tensor cores, 16-byte loads. On sm_80 rows of fp8 stay as they are."""
     launches = product_launches(kind, rows, torch.bfloat16, capability)
@@ -42,8 +41,9 @@ def test_products_compile_within_their_means(kind: str, rows: int, capability: i
             assert used.mma + used.wgmma > 0 and used.wide_loads > 0, (name, used)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["q4_1", "q6_k", "mxfp4", "fp8"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), one_in(2, ["q4_1", "q6_k", "mxfp4", "fp8"], [torch.float32, torch.float16]), ids=str
+)
 def test_products_in_other_types_compile(kind: str, dtype: torch.dtype) -> None:
     for rows in ROWS:
         for launch in product_launches(kind, rows, dtype, 80):
