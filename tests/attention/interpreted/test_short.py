@@ -23,7 +23,7 @@ from tests.attention.interpreted.cases import (
     plain,
 )
 
-CHUNKS = ([5, 2, 0, 40, 1], [150, 40, 20, 90, 33])
+CHUNKS = ([5, 2, 0, 20, 1], [110, 40, 20, 50, 33])
 """A draft over a split context, two tokens, an empty row, two tiles, and a request without a draft."""
 
 
