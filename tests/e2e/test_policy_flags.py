@@ -201,8 +201,9 @@ def test_shares(alone):
     assert found == {"none": 0, "standard=0.4": PROMPT}
 
 
-QUEUED = {"batch long": 600, "batch short": 96, "standard long": 480, "standard short": 160}
-"""Name -> tokens, in the order in which they come."""
+QUEUED = {"batch long": 31, "batch short": 8, "standard long": 28, "standard short": 12}
+"""Name -> tokens, in the order in which they come. None is longer than the least part of a step that class batch gets
+while others wait, on however slow a machine."""
 ANSWERED = {
     "fcfs": ["batch long", "batch short", "standard long", "standard short"],
     "edf": ["standard long", "standard short", "batch long", "batch short"],
@@ -222,7 +223,7 @@ def test_queue_order_and_rejection(alone, name):
                 body = {"service_class": which.split()[0]}
                 asked[which] = pool.submit(complete, node.url, ids(32 + number, count), 1, **body)
                 wait_until(lambda: engine(node)["waiting"] == len(asked), which)
-            urgent = pool.submit(complete, node.url, ids(36, 200), 1, service_class="interactive")
+            urgent = pool.submit(complete, node.url, ids(36, 1000), 1, service_class="interactive")
             if value(name, "rejection") == "none":
                 wait_until(lambda: engine(node)["waiting"] == len(asked) + 1, "urgent")
             else:
