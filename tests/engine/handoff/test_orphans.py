@@ -35,7 +35,7 @@ async def decoding(
     channel, worker = Wires("d"), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
     transfer = SlowTransfer()
     service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "d"))
-    request = Request("a/r#0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
+    request = Request("a/r#5f.0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
     await channel.handlers[messages.PREFILL]("a", *prefill(request))
     for token in range(10, 10 + count):
         step_of(worker, service, token)
@@ -69,7 +69,7 @@ async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
     service.peer_lost("a")
     step_of(worker, service, 12)  # nobody is told
     attempt_id, updates = await adopt(channel, PROMPT)
-    assert attempt_id == "a/r#0"
+    assert attempt_id == "a/r#5f.0"
     assert updates == [Token(0, 10), Token(1, 11), Token(2, 12)]
     for token in range(13, 18):
         step_of(worker, service, token)
@@ -131,9 +131,9 @@ async def test_tokens_that_overtake_the_answer_are_kept():
     class Channel:
         async def call(self, node, kind, body, data=(), timeout_s=0.0):
             if node == "d":
-                adoption.keep("a/r#0", Token(1, 11))
-                made = encode_all([("a/r#0", Token(0, 10))])["updates"]
-                return encode(Adopted("a/r#0", made)), memoryview(b"")
+                adoption.keep("a/r#5f.0", Token(1, 11))
+                made = encode_all([("a/r#5f.0", Token(0, 10))])["updates"]
+                return encode(Adopted("a/r#5f.0", made)), memoryview(b"")
             raise RemoteError("no", code="gone")
 
     adoption = Adoption(Channel())
@@ -142,7 +142,7 @@ async def test_tokens_that_overtake_the_answer_are_kept():
         "r", list(PROMPT), 5, SamplingParams(), "standard", ROOT, timeline, 9.0, 0.0, Persistence(0.0, 9.0, 1.0)
     )
     assert await adoption.adopt(flight, ["c", "d"])
-    assert flight.attempt_id == "a/r#0" and flight.watched == {"d"}
+    assert flight.attempt_id == "a/r#5f.0" and flight.watched == {"d"}
     assert [flight.items.get_nowait() for _ in range(2)] == [Token(0, 10), Token(1, 11)]
     assert not await adoption.adopt(flight, ["c"])
     adoption.keep("x", Token(0, 1))
