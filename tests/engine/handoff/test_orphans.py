@@ -57,9 +57,12 @@ def tokens_of(updates: list[Any]) -> list[tuple[int, int, str | None]]:
     return [(update.index, update.token_id, update.finish) for update in updates]
 
 
-async def adopt(channel: Wires, prompt: list[int], request_id: str = "r") -> tuple[str, list[Any]]:
+async def adopt(
+    channel: Wires, prompt: list[int], request_id: str = "r", max_tokens: int = 8, logprobs: int | None = None
+) -> tuple[str, list[Any]]:
     """(attempt id, its tokens)."""
-    body = encode(Adopt(request_id, prompt_digest(ROOT, prompt)))
+    sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    body = encode(Adopt(request_id, prompt_digest(ROOT, prompt), sampling))
     answer = decode(Adopted, await channel.handlers[messages.ADOPT]("b", body, memoryview(b"")))
     return answer.attempt_id, [update for _, update in decode_all({"updates": answer.updates})]
 
@@ -82,8 +85,10 @@ async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
 async def test_a_request_that_ended_with_its_acceptor_is_remembered():
     channel, _, service = await decoding(3, max_tokens=3)
     service.peer_lost("a")
-    _, updates = await adopt(channel, PROMPT)
+    _, updates = await adopt(channel, PROMPT, max_tokens=3)
     assert tokens_of(updates) == [(0, 10, None), (1, 11, None), (2, 12, "length")]
+    with pytest.raises(RemoteError):  # the client has used the id again, for a longer answer
+        await adopt(channel, PROMPT, max_tokens=4)
     await service.close()
 
 
@@ -91,7 +96,7 @@ async def test_log_probabilities_are_not_kept_so_the_answer_is_computed_again():
     channel, _, service = await decoding(3, max_tokens=3, logprobs=1)
     service.peer_lost("a")
     with pytest.raises(RemoteError):
-        await adopt(channel, PROMPT)
+        await adopt(channel, PROMPT, max_tokens=3, logprobs=1)
     await service.close()
 
 
@@ -100,9 +105,9 @@ async def test_nobody_is_given_the_answer_to_another_prompt_or_of_a_living_accep
     with pytest.raises(RemoteError):
         await adopt(channel, PROMPT)
     service.peer_lost("a")
-    for prompt, name in (([1] * 6, "r"), (PROMPT, "q")):
+    for prompt, name, max_tokens in (([1] * 6, "r", 8), (PROMPT, "q", 8), (PROMPT, "r", 9)):
         with pytest.raises(RemoteError):
-            await adopt(channel, prompt, name)
+            await adopt(channel, prompt, name, max_tokens)
     await adopt(channel, PROMPT)
     await service.close()
 
