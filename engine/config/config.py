@@ -174,8 +174,9 @@ class Config(ScalingFields):
     transport: str = flag(
         "auto",
         "transfer",
-        "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp. The messages "
-        "to ranks of experts on other hosts go by rdma or tcp: auto = rdma where both sides have it, shm = tcp",
+        "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp; rdma or tcp = "
+        "within one host too. Messages to ranks of experts on other hosts go by rdma or tcp: auto = rdma where both "
+        "sides have it, shm = tcp",
         ("auto", *transports),
     )
     rail_limit: int = flag(

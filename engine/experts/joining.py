@@ -29,7 +29,7 @@ SILENCE_S = 10.0
 """A connection on which nothing comes for this long has ended: a rank beats every 10 ms, also while it has no work."""
 LOADING_S = 180.0
 """The same while a rank loads."""
-VERSION = f"{__version__}/5"
+VERSION = f"{__version__}/6"
 """The second number counts changes of what is said here and of the messages."""
 
 
@@ -58,6 +58,7 @@ class Welcome:
     near: str = ""  # path of a socket where a process of the same host gets memory
     device: str = ""  # of its host, for RDMA; "": messages go over TCP
     why_tcp: str = ""
+    only_near: str = ""  # why it is refused if it does not reach `near`
 
     @property
     def added(self) -> bool:
@@ -69,8 +70,9 @@ class Welcome:
         return Duty(self.rank, self.plan, self.placement)
 
 
-def refusal(joining: Joining, fingerprint: str, plan: Plan, rdma: Offer = NO_RDMA) -> str | None:
-    """Why a process cannot be a rank of the node with this model and plan, and this for RDMA; None if it can."""
+def refusal(joining: Joining, fingerprint: str, plan: Plan, rdma: Offer = NO_RDMA, near: bool = False) -> str | None:
+    """Why a process cannot be a rank of the node with this model and plan, and this for RDMA; None if it can. `near`:
+    the two may share memory, and then need no other way."""
     if joining.version != VERSION:
         return f"it runs version {joining.version}, the node runs {VERSION}: run the same release on all hosts"
     if joining.fingerprint not in ("", fingerprint):
@@ -81,7 +83,12 @@ def refusal(joining: Joining, fingerprint: str, plan: Plan, rdma: Offer = NO_RDM
         return "the node has experts itself, and does not share its ranks: leave out --rank"
     if joining.shared and not 0 <= joining.rank < plan.ranks:
         return f"--rank {joining.rank}: the ranks of --expert-parallel-size {plan.ranks} are 0 to {plan.ranks - 1}"
-    if (rdma.only or joining.rdma.only) and (why := why_not(rdma, joining.rdma)):
-        who = "the node" if rdma.only else "it"
-        return f"{who} was started with --transport rdma, and {why}; give --transport auto or tcp"
-    return None
+    return None if near else lacks_rdma(rdma, joining.rdma)
+
+
+def lacks_rdma(node: Offer, rank: Offer) -> str | None:
+    """Why the two have no way to each other, if they share no memory; None if they have one."""
+    if not (node.only or rank.only) or not (why := why_not(node, rank)):
+        return None
+    who = "the node" if node.only else "it"
+    return f"{who} was started with --transport rdma, and {why}; give --transport auto or tcp"

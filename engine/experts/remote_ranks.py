@@ -26,7 +26,7 @@ from engine.checkpoint.weights import Reader, open_weights
 from engine.config.config import Config
 from engine.config.net_options import open_cluster_key, rank_ways
 from engine.experts.group import ExpertGroup
-from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
+from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, lacks_rdma, refusal
 from engine.experts.loading import lone_expert
 from engine.experts.plan import Duty
 from engine.experts.share import Share
@@ -206,7 +206,8 @@ class RemoteRanks:
             sock.close()
             return
         try:
-            self._join(wire, joining, peer, host, waiting)
+            with self._handover(joining) as handover:
+                self._join(wire, joining, handover, peer, host, waiting)
         except (OSError, ModelError) as error:
             log.warning("the process at %s that joined the ranks of the experts is lost: %s", peer, error)
         finally:
@@ -214,9 +215,17 @@ class RemoteRanks:
                 self._leave(wire)
                 wire.close()
 
-    def _join(self, wire: FrameSocket, joining: Joining, peer: str, host: str | None, waiting: _Waiting) -> None:
-        ours = self._ways.offer()
-        if (reason := refusal(joining, self._source.fingerprint, self._first.plan, ours)) is not None:
+    def _join(
+        self,
+        wire: FrameSocket,
+        joining: Joining,
+        handover: Handover | None,
+        peer: str,
+        host: str | None,
+        waiting: _Waiting,
+    ) -> None:
+        ours, near = self._ways.offer(), handover is not None
+        if (reason := refusal(joining, self._source.fingerprint, self._first.plan, ours, near)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
             return
@@ -232,19 +241,26 @@ class RemoteRanks:
         duty = replace(self._first, rank=rank, placement=placement, living=living)
         why_tcp = why_not(ours, joining.rdma)
         here, there = ("", "") if why_tcp else devices(ours, joining.rdma, rank)
-        with self._handover(joining) as handover:
-            near = "" if handover is None else handover.path
-            welcome = Welcome(rank, self._source.fingerprint, duty.plan, placement, near, there, why_tcp)
-            wire.send({"welcome": bodies.encode(welcome)})
-            wire.await_for(LOADING_S)
-            if (ready := self._loaded(wire, duty)) is None:
-                return
-            wire.await_for(SILENCE_S)
-            way: Region | Mirror | str = why_tcp
-            if handover is not None and "near" in ready:
-                way = self._shared_region(handover, duty)
-            elif here:
-                way = meeting.ask(wire, ready, here, self._ways.gid_index, duty.plan.layout)
+        welcome = Welcome(
+            rank,
+            self._source.fingerprint,
+            duty.plan,
+            placement,
+            "" if handover is None else handover.path,
+            there,
+            why_tcp,
+            lacks_rdma(ours, joining.rdma) or "",
+        )
+        wire.send({"welcome": bodies.encode(welcome)})
+        wire.await_for(LOADING_S)
+        if (ready := self._loaded(wire, duty)) is None:
+            return
+        wire.await_for(SILENCE_S)
+        way: Region | Mirror | str = why_tcp
+        if handover is not None and "near" in ready:
+            way = self._shared_region(handover, duty)
+        elif here:
+            way = meeting.ask(wire, ready, here, self._ways.gid_index, duty.plan.layout)
         if isinstance(way, str) and (ours.only or joining.rdma.only):
             raise PeerLost(f"--transport rdma: {way}")
         with self._lock:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 from engine.checkpoint.model_source import ModelSource
@@ -151,10 +152,13 @@ class SharedRank:
             welcome = bodies.decode(Welcome, answer.get("welcome"))
             if welcome.rank != self._rank:
                 raise PeerLost(f"it takes this process for rank {welcome.rank}")
-            with self._changed:
-                self._refused.discard(where)
-            with self._holding(wire, welcome) as share:
-                self._answer(wire, where, welcome, share)
+            with (reach(welcome.near) if welcome.near else None) or nullcontext() as near:
+                if near is None and welcome.only_near:
+                    raise PeerRefused(welcome.only_near)
+                with self._changed:
+                    self._refused.discard(where)
+                with self._holding(wire, welcome) as share:
+                    self._answer(wire, where, welcome, share, near)
             return None
         except bodies.BodyError as error:
             raise PeerLost(f"the node does not speak as a rank expects: {error}") from None
@@ -201,9 +205,10 @@ class SharedRank:
         self._held = welcome
         return self._share
 
-    def _answer(self, wire: FrameSocket, where: str, welcome: Welcome, share: Share) -> None:
-        """Until the connection has ended. Raises PeerLost."""
-        near = reach(welcome.near) if welcome.near else None
+    def _answer(
+        self, wire: FrameSocket, where: str, welcome: Welcome, share: Share, near: socket.socket | None
+    ) -> None:
+        """Until the connection has ended. `near`: to the node's socket, if it was reached. Raises PeerLost."""
         told = partial(self._told, where)
         outpost: Outpost | NearOutpost
         if near is None:

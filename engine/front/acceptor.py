@@ -304,7 +304,7 @@ class Acceptor:
             self._attempts.fail_all()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """JSON-ready; None if the request is unknown or its timeline has been dropped."""
+        """Of the newest request with this id, JSON-ready; None if the id is unknown or its timeline was dropped."""
         return self._log.timeline(request_id)
 
     @property

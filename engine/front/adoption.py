@@ -31,7 +31,7 @@ class Adoption:
 
     async def adopt(self, flight: Flight, nodes: Sequence[str]) -> bool:
         """Continue `flight` with the attempt that waits on one of `nodes`. Returns False if none does."""
-        question = Adopt(flight.request_id, prompt_digest(flight.root, flight.token_ids))
+        question = Adopt(flight.request_id, prompt_digest(flight.root, flight.token_ids), flight.sampling)
         self._asking += 1
         try:
             answers = await asyncio.gather(*(self._ask(node, question) for node in nodes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ class Flight:
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     begun: float = 0.0  # when the current attempt was placed; before last_token if the attempt has made a token
     resumed: bool = False  # its client may have tokens from a lost acceptor
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
@@ -67,10 +69,11 @@ class Flight:
 
     @property
     def attempt_id(self) -> str:
-        """The request's name on the engine nodes. Clients of two acceptors may choose the same request id."""
+        """The request's name on the engine nodes. The nonce is in it because clients use an id again, perhaps while the
+        first request runs or after this acceptor was started again, and nodes remember the names of ended requests."""
         if self.adopted is not None:
             return self.adopted
-        return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
+        return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.nonce}.{self.attempt}"
 
     @property
     def watched(self) -> set[str]:

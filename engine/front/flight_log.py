@@ -65,6 +65,7 @@ class FlightLog:
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """Of the newest request with this id."""
         timeline = self._timelines.get(request_id)
         return None if timeline is None else timeline.as_dict()
 
@@ -74,6 +75,7 @@ class FlightLog:
         """The request was accepted. Call this in the context of its HTTP request, which holds the trace headers."""
         flight.timeline.trace = trace_headers.get() or {}
         self._timelines[flight.request_id] = flight.timeline
+        self._timelines.move_to_end(flight.request_id)
         while len(self._timelines) > MAX_TIMELINES:
             self._timelines.popitem(last=False)
         self._add(flight, "accepted", service_class=flight.service_class)

@@ -209,6 +209,7 @@ class Returned:
 class Adopt:
     request_id: str  # as the client knows it
     digest: str  # prompt_digest
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

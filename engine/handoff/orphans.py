@@ -67,7 +67,9 @@ class Orphans:
             *((name, self._requests[name]) for name in self._leases if name in self._requests),
             *((name, one) for name, (one, _) in self._ended.items()),
         ]:
-            same = attempt_id.partition("/")[2].rpartition("#")[0] == body.request_id
+            # Clients use an id again, perhaps for another question: equal ones get equal tokens.
+            named = attempt_id.partition("/")[2].rpartition("#")[0] == body.request_id
+            same = named and request.sampling == body.sampling
             if same and prompt_digest(request.root, request.token_ids[: request.num_prompt_tokens]) == body.digest:
                 if not request.finished:
                     self._drop_lease(attempt_id)

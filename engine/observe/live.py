@@ -71,13 +71,12 @@ class Live:
         return added | {"unix_s": time.time(), "interval_s": INTERVAL_S, "kept": KEPT, "silent": silent}
 
     async def timeline(self, request_id: str) -> Json | None:
-        """The timeline from the node that accepted the request; None if no answering node knows the request."""
-        own = self._timeline(request_id)
-        if own is not None:
-            return own
+        """The timeline from the node that accepted the request: of requests with the same id the newest one. None if no
+        answering node knows the id."""
         others = [m["node_id"] for m in self._members() if m["node_id"] != self._channel.node_id]
         answers = await asyncio.gather(*(self._ask(other, TIMELINE, {"id": request_id}) for other in others))
-        return next((answer["timeline"] for answer in answers if answer.get("timeline")), None)
+        found = [self._timeline(request_id), *(answer.get("timeline") for answer in answers)]
+        return max((one for one in found if one is not None), key=_accepted, default=None)
 
     async def _gather(self) -> Json:
         members = self._members()
@@ -100,3 +99,9 @@ class Live:
 
     async def _on_history(self, peer_id: str, body: Json, data: memoryview) -> Json:
         return self._history.since(body["after"])
+
+
+def _accepted(timeline: Json) -> float:
+    """Unix seconds on the clock of the acceptor."""
+    accepted: float = next(event["t"] for event in timeline["events"] if event["event"] == "accepted")
+    return accepted

@@ -97,7 +97,7 @@ BODIES: tuple[Any, ...] = (
     handoff.Handover("a/r#0", 5),
     handoff.Pull("a/r#0", "kv", 30.0),
     handoff.Pulled(4096, 0.25, "tcp"),
-    handoff.Adopt("r", "ab" * 16),
+    handoff.Adopt("r", "ab" * 16, SAMPLING),
     handoff.Adopted("a/r#0", [["a/r#0", 0, 5]]),
     handoff.Probe(0.5, ["d"]),
     handoff.Probed(

@@ -47,7 +47,10 @@ class Operation:
 
 
 HEADERS: dict[str, tuple[str, Json]] = {
-    "X-Request-Id": ("The id of this request, returned in the answer; replaced if malformed", {"type": "string"}),
+    "X-Request-Id": (
+        "The id of this request, returned in the answer; replaced if malformed; may be used again",
+        {"type": "string"},
+    ),
     CLASS_HEADER: ("Overrides service_class and priority of the body", {"enum": [*SERVICE_CLASSES]}),
     SESSION_HEADER: (
         "The conversation or agent of this request; overrides session_id of the body",

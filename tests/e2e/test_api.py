@@ -9,6 +9,7 @@ import aiohttp
 import openai
 import pytest
 
+from engine.front.persistence import MAX_FUTILE_ATTEMPTS
 from lab.clients.openai_checks import CHECKS, Checks
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
@@ -148,6 +149,36 @@ def test_every_node_answers_and_the_timeline_crosses_nodes(cluster):
         assert told["summary"]["cached_tokens"] == 0
         names = [event["event"] for event in told["events"]]
         assert names[0] == "accepted" and names[-1] == "answered" and "kv_moved" in names
+
+
+def test_a_client_may_use_its_request_id_again(cluster, client, url):
+    """As load balancers do that send a request again: after an answer, after a cancellation, while one runs, and at
+    another node. There are more requests than an acceptor makes attempts. The timeline is that of the newest one."""
+    body = {"model": model_of(url), "prompt": [5, 6, 7], "temperature": 0}
+    body |= {"extra_headers": {"X-Request-Id": "again"}, "extra_body": {"ignore_eos": True}}
+    long = {"max_tokens": 1900, "stream": True}
+    for max_tokens in range(1, 2 + MAX_FUTILE_ATTEMPTS):
+        client.completions.create(**body, max_tokens=max_tokens)
+        assert _tokens_of_newest(cluster) == [max_tokens] * len(cluster.nodes)
+    cancelled = client.completions.create(**body, **long)
+    next(iter(cancelled))
+    cancelled.close()
+    assert client.completions.create(**body, max_tokens=10).id == "cmpl-again"
+    running = client.completions.create(**body, **long)
+    next(iter(running))
+    assert client.completions.create(**body, max_tokens=11).id == "cmpl-again"
+    running.close()
+    assert _tokens_of_newest(cluster) == [11] * len(cluster.nodes)
+    elsewhere = f"{cluster['store-0'].url}/v1"
+    client.with_options(base_url=elsewhere).completions.create(**body, max_tokens=12)
+    assert _tokens_of_newest(cluster) == [12] * len(cluster.nodes)
+
+
+def _tokens_of_newest(cluster: LocalCluster) -> list[int]:
+    """Output tokens of request `again`, as each node tells; no attempt of it has failed."""
+    told = [rest.get(f"{node.url}/live/requests/again") for node in cluster.nodes]
+    assert "attempt_failed" not in {event["event"] for one in told for event in one["events"]}
+    return [one["summary"]["output_tokens"] for one in told]
 
 
 def test_metrics_have_the_names_that_routers_read(cluster, url):

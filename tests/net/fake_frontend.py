@@ -30,7 +30,7 @@ class FakeFrontend:
         self.delay_s = delay_s
         self.calls: list[dict[str, Any]] = []
         self.rendered: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []  # messages and template arguments
-        self.open: set[str] = set()
+        self.open: list[str] = []  # a client may use an id for several
         self.started = asyncio.Event()
         self.idle = asyncio.Event()
         self.last = False  # of its role
@@ -86,8 +86,7 @@ class FakeFrontend:
     ) -> AsyncGenerator[Output, None]:
         call = {"prompt": prompt, "sampling": sampling, "request_id": request_id, "again": again}
         self.calls.append(call | {"service_class": service_class, "cache_salt": cache_salt, "session": session})
-        assert request_id not in self.open
-        self.open.add(request_id)
+        self.open.append(request_id)
         self.started.set()
         self.idle.clear()
         try:
@@ -95,7 +94,7 @@ class FakeFrontend:
                 yield output
                 self.produced += 1
         finally:
-            self.open.discard(request_id)
+            self.open.remove(request_id)
             if not self.open:
                 self.idle.set()
 

@@ -110,8 +110,11 @@ async def test_equal_request_ids_at_the_same_time(api, frontend):
     async with api.post("/v1/completions", json={"prompt": "ab"}, headers=headers) as response:
         assert response.status == 200
         assert response.headers["X-Request-Id"] == "twice"
+        assert (await response.json())["id"] == "cmpl-twice"
+    async with api.get("/load") as response:
+        assert await response.json() == {"server_load": 1}
     hanging.cancel()
-    assert frontend.calls[1]["request_id"].startswith("twice-")
+    assert [call["request_id"] for call in frontend.calls] == ["twice", "twice"], "its draws follow from its id"
 
 
 async def test_class_header(api, frontend):

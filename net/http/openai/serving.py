@@ -1,10 +1,9 @@
-"""One request of any generating route, from its body to its answer: room, turn, plan, unique id, stream or whole."""
+"""One request of any generating route, from its body to its answer: room, turn, plan, stream or whole."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -44,7 +43,7 @@ class Serving:
 
     def __init__(self, frontend: Frontend, door: Door) -> None:
         self.frontend = frontend
-        self._in_flight: set[str] = set()
+        self._answering = 0
         self._door = door
         self._turns = Turns()
 
@@ -70,8 +69,10 @@ class Serving:
     ) -> web.StreamResponse:
         """rendered(request id): the answer to fill."""
         plan = replace(plan, session=session_of(request.headers) or plan.session)
-        with self._unique_id(request[request_id_key]) as request_id:
-            told = rendered(request_id)
+        request_id = request[request_id_key]
+        told = rendered(request_id)
+        self._answering += 1
+        try:
             # The server cancels this task when the client disconnects; `aclosing` then closes every generation.
             async with aclosing(generated(self.frontend, plan, request_id)) as items:
                 if stream:
@@ -79,22 +80,13 @@ class Serving:
                 async for choice, output in items:
                     told.collect(choice, output)
             return answer(await encoded(told.size, told.whole))
+        finally:
+            self._answering -= 1
 
     def working_on(self) -> int:
         """Number of requests that this server works on."""
-        return len(self._in_flight) + self._door.arriving
+        return self._answering + self._door.arriving
 
     async def load(self, request: web.Request) -> web.Response:
         """vLLM's GET /load: requests that this server works on."""
         return answer([orjson.dumps({"server_load": self.working_on()})])
-
-    @contextmanager
-    def _unique_id(self, request_id: str) -> Iterator[str]:
-        """Makes the id unique: a client may send the same X-Request-Id twice at the same time (a retry)."""
-        if request_id in self._in_flight:
-            request_id = f"{request_id}-{secrets.token_hex(4)}"
-        self._in_flight.add(request_id)
-        try:
-            yield request_id
-        finally:
-            self._in_flight.discard(request_id)

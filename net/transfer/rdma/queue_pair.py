@@ -19,7 +19,7 @@ from net.transfer.rdma.verbs import OP, VerbsError, verbs
 SEND_DEPTH = 256  # requests of a send queue
 SIGNAL_EVERY = 32  # requests per signalled completion
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
-RETRIES = 7
+RETRIES = 7  # Soft-RoCE takes it as endless; a transfer ends all the same after its deadline (pump.py, revival.py)
 RECEIVE = 0  # number of every receive request; those that are sent count from 1
 
 

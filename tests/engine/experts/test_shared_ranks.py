@@ -31,10 +31,11 @@ from net.errors import PeerLost, PeerRefused
 from net.rounds.desk import Message, new_region
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
+from net.rounds.near import Handover
 from net.rounds.rdma.offer import Offer
 from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
-from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, same
+from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, refused, same
 
 __all__ = ["saved"]
 
@@ -196,6 +197,31 @@ def test_a_node_that_has_two_addresses_keeps_its_ranks(saved, monkeypatch):
         assert {rank: guest.wire for rank, guest in a.processes.remote._guests.items()} == before
 
 
+def test_ranks_of_the_same_host_take_memory_whatever_the_transport(saved):
+    """--transport is about messages to other hosts; these have no way there that both would take."""
+    path = saved("mixtral")
+    with node(path, transport="rdma") as a, shared(path, [port_of(a)], 2, "--transport", "tcp"):
+        here(a)
+        same(a, path)
+        assert a.processes.state()["remote"]["near"] == [0, 1]
+
+
+class Unreachable(Handover):
+    """As from another container of the host."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        Path(self.path).unlink()
+
+
+def test_where_memory_is_out_of_reach_rdma_without_a_device_is_refused(saved, monkeypatch):
+    path = saved("mixtral")
+    monkeypatch.setattr(remote_ranks, "Handover", Unreachable)
+    with node(path, transport="rdma") as a:
+        told = refused(port_of(a), "--rank", "0", "--model", str(path), "--transport", "tcp")
+    assert "the node was started with --transport rdma, and " in told and "give --transport auto or tcp" in told
+
+
 def another_host() -> str:
     return "another host"
 
@@ -309,8 +335,10 @@ ONE, TWO = {"mlx5_0": 0, "mlx5_1": 1}, {"mlx5_4": 0, "mlx5_5": 1}
     ],
 )
 def test_who_takes_nothing_but_rdma_is_refused_where_there_is_none(node, rank, why):
-    found = refusal(Joining(VERSION, "x", rdma=rank), "a model", replace(PLAN, remote=1), node)
+    joining, plan = Joining(VERSION, "x", rdma=rank), replace(PLAN, remote=1)
+    found = refusal(joining, "a model", plan, node)
     assert found is None if why is None else found is not None and why in found
+    assert refusal(joining, "a model", plan, node, near=True) is None
 
 
 def test_groups_are_of_the_same_experts():

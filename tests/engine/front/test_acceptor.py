@@ -14,7 +14,7 @@ from cache.keys import root_key
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
 from engine.core.held_weights import WRONG_WEIGHTS
-from engine.front import silence
+from engine.front import flight_log, silence
 from engine.front.acceptor import Acceptor, RequestLimits
 from engine.front.attempts import Attempts
 from engine.front.clocks import Clocks
@@ -101,12 +101,15 @@ class Peers(Wires):
         super().__init__("a")
         self.hanging: set[str] = set()
         self.called: list[tuple[str, str]] = []
+        self.named: dict[int, str] = {}  # the request's name on the nodes, by attempt
         self.cut: set[str] = set()  # nodes that give no sign of life
         self.down: set[str] = set()
         self.serves: bytes | None = None  # the only weights of all nodes
 
     async def call(self, peer, kind, body, data=(), timeout_s=10.0):
         self.called.append((peer, kind))
+        name = body["request"]["id"]
+        self.named[int(name.rpartition(".")[2])] = name
         if peer in self.down:
             raise PeerLost(f"cannot reach {peer}: connection refused")
         if peer in self.hanging:
@@ -151,7 +154,7 @@ def ask(world: SimpleNamespace) -> Any:
 
 
 async def tell(world: SimpleNamespace, attempt: int, index: int, token: int, finish: str | None = None) -> None:
-    body = encode_all([(f"a/r#{attempt}", Token(index, token, finish=finish))])
+    body = encode_all([(world.channel.named[attempt], Token(index, token, finish=finish))])
     await world.channel.handlers[messages.TOKENS](f"d{attempt}", body, memoryview(b""))
 
 
@@ -208,7 +211,7 @@ async def test_a_first_token_that_never_comes_ends_the_attempt(world):
     work = asyncio.create_task(collect(ask(world), tokens))
     await until(lambda: len(world.channel.called) == 2)
     await tell(world, 0, 1, 99)
-    body = encode_all([("a/r#0", HandedOver())])
+    body = encode_all([(world.channel.named[0], HandedOver())])
     await world.channel.handlers[messages.TOKENS]("p0", body, memoryview(b""))
     await until(lambda: len(world.nodes.placed) == 2)
     for index in range(6):
@@ -356,7 +359,53 @@ async def test_an_abort_travels_to_both_nodes_when_the_client_hangs_up(world):
     await tell(world, 0, 0, 10)
     assert (await first).token_ids == [10]
     await stream.aclose()
-    assert sorted(world.channel.aborted) == [("d0", "a/r#0"), ("p0", "a/r#0")] and world.acceptor.open == 0
+    name = world.channel.named[0]
+    assert sorted(world.channel.aborted) == [("d0", name), ("p0", name)] and world.acceptor.open == 0
+
+
+async def test_two_requests_with_one_id_are_two_requests(tokenizer):
+    """A load balancer that sends a request again reuses its id, perhaps while the first one runs, or after the acceptor
+    was restarted. Nodes remember the names of ended requests."""
+    first, second, later = made(tokenizer), [], []
+    work = asyncio.create_task(collect(ask(first), []))
+    await until(lambda: len(first.channel.called) == 2)
+    names = [first.channel.named[0]]
+    again = asyncio.create_task(collect(ask(first), second))
+    await until(lambda: len(first.channel.called) == 4)
+    names.append(first.channel.named[0])
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert {name for _, name in first.channel.aborted} == {names[0]}
+    await tell(first, 0, 0, 10, "stop")
+    assert await again == "stop" and second == [10]
+    restarted = made(tokenizer)
+    work = asyncio.create_task(collect(ask(restarted), later))
+    await until(lambda: len(restarted.channel.called) == 2)
+    names.append(restarted.channel.named[0])
+    await tell(restarted, 0, 0, 11, "stop")
+    assert await work == "stop" and later == [11]
+    assert len(set(names)) == 3
+
+
+async def test_the_timeline_of_an_id_is_that_of_its_newest_request_and_is_kept_as_long(world, monkeypatch):
+    monkeypatch.setattr(flight_log, "MAX_TIMELINES", 2)
+
+    async def answered(request_id: str, count: int) -> None:
+        called = len(world.channel.called)
+        stream = world.acceptor.generate(list(PROMPT), {"max_tokens": 6}, request_id, "standard", "")
+        work = asyncio.create_task(collect(stream, []))
+        await until(lambda: len(world.channel.called) == called + 2)
+        for index in range(count):
+            await tell(world, 0, index, 10, "stop" if index == count - 1 else None)
+        assert await work == "stop"
+
+    await answered("r", 1)
+    await answered("other", 1)
+    await answered("r", 3)
+    await answered("another", 1)
+    assert world.acceptor.timeline("r")["summary"]["output_tokens"] == 3
+    assert world.acceptor.timeline("other") is None
 
 
 async def test_after_the_last_attempt_the_client_is_told(world):
@@ -370,7 +419,7 @@ async def test_after_the_last_attempt_the_client_is_told(world):
 
 async def fail(world: SimpleNamespace, attempt: int, incomplete: bool) -> None:
     await until(lambda: len(world.channel.called) == 2 * attempt + 2)
-    body = encode_all([(f"a/r#{attempt}", Failed("its prefix arrived incomplete", incomplete=incomplete))])
+    body = encode_all([(world.channel.named[attempt], Failed("its prefix arrived incomplete", incomplete=incomplete))])
     await world.channel.handlers[messages.TOKENS](f"p{attempt}", body, memoryview(b""))
 
 
@@ -391,17 +440,18 @@ async def test_a_late_failure_of_a_settled_move_changes_nothing(world, settled):
     tokens, hears = list[int](), world.channel.handlers
     work = asyncio.create_task(collect(ask(world), tokens))
     await until(lambda: len(world.channel.called) == 2)
+    name = world.channel.named[0]
     await tell(world, 0, 0, 10)
-    await hears[messages.MOVING]("d0", encode(Moving("a/r#0", "d1")), memoryview(b""))
+    await hears[messages.MOVING]("d0", encode(Moving(name, "d1")), memoryview(b""))
     if settled:
-        await hears[messages.TOKENS]("d1", encode_all([("a/r#0", Token(1, 11))]), memoryview(b""))
-    failed = encode_all([("a/r#0", Failed("d1 did not say whether it took the request"))])
+        await hears[messages.TOKENS]("d1", encode_all([(name, Token(1, 11))]), memoryview(b""))
+    failed = encode_all([(name, Failed("d1 did not say whether it took the request"))])
     await hears[messages.TOKENS]("d0", failed, memoryview(b""))
     if settled:
-        await hears[messages.TOKENS]("d1", encode_all([("a/r#0", Token(2, 12, finish="stop"))]), memoryview(b""))
+        await hears[messages.TOKENS]("d1", encode_all([(name, Token(2, 12, finish="stop"))]), memoryview(b""))
     else:
         await until(lambda: len(world.channel.called) == 4)
-        assert ("d1", "a/r#0") in world.channel.aborted
+        assert ("d1", name) in world.channel.aborted
         await tell(world, 1, 1, 11)
         await tell(world, 1, 2, 12, "stop")
     assert await work == "stop" and tokens == [10, 11, 12]
@@ -413,9 +463,10 @@ async def test_a_failure_at_the_destination_of_a_move_counts(world):
     tokens, hears = list[int](), world.channel.handlers
     work = asyncio.create_task(collect(ask(world), tokens))
     await until(lambda: len(world.channel.called) == 2)
+    name = world.channel.named[0]
     await tell(world, 0, 0, 10)
-    await hears[messages.MOVING]("d0", encode(Moving("a/r#0", "d1")), memoryview(b""))
-    await hears[messages.TOKENS]("d1", encode_all([("a/r#0", Failed("a step failed"))]), memoryview(b""))
+    await hears[messages.MOVING]("d0", encode(Moving(name, "d1")), memoryview(b""))
+    await hears[messages.TOKENS]("d1", encode_all([(name, Failed("a step failed"))]), memoryview(b""))
     await until(lambda: len(world.channel.called) == 4)
     await tell(world, 1, 1, 11, "stop")
     assert await work == "stop" and tokens == [10, 11]
@@ -438,7 +489,7 @@ async def test_after_two_failures_of_several_nodes_one_node_does_it(world, alone
     for attempt in range(MAX_FUTILE_ATTEMPTS):
         last = (f"p{attempt}", messages.PREFILL)
         await until(lambda: world.channel.called[-1:] == [last])  # noqa: B023 - awaited in this turn
-        body = encode_all([(f"a/r#{attempt}", Failed("KV that other nodes write leaves 7 blocks"))])
+        body = encode_all([(world.channel.named[attempt], Failed("KV that other nodes write leaves 7 blocks"))])
         await world.channel.handlers[messages.TOKENS](f"p{attempt}", body, memoryview(b""))
     with pytest.raises(Unavailable, match="leaves 7 blocks"):
         await work
@@ -451,7 +502,7 @@ async def test_a_node_that_failed_beyond_memory_is_avoided(world, beyond):
     work = asyncio.create_task(collect(ask(world), []))
     for attempt in range(2):
         await until(lambda: world.channel.called[-1:] == [(f"p{attempt}", messages.PREFILL)])  # noqa: B023 - as above
-        body = encode_all([(f"a/r#{attempt}", Failed("its room could not be found"))])
+        body = encode_all([(world.channel.named[attempt], Failed("its room could not be found"))])
         await world.channel.handlers[messages.TOKENS](f"p{attempt}", body, memoryview(b""))
     await until(lambda: len(world.nodes.placed) == 3)
     assert world.nodes.avoided == ([set(), {"p0"}, {"p0", "p1"}] if beyond else [set()] * 3)
@@ -478,8 +529,8 @@ async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_m
     world.nodes.missing, world.channel.down = "", set()
     await until(lambda: world.channel.called[-1][1] == messages.PREFILL)
     last = len(world.nodes.placed) - 1
-    updates = [(f"a/r#{attempt}", Token(index, 10 + index, finish="length" if index == 5 else None))
-               for attempt in range(100) for index in range(1, 6)]  # fmt: skip
+    updates = [(name, Token(index, 10 + index, finish="length" if index == 5 else None))
+               for name in world.channel.named.values() for index in range(1, 6)]  # fmt: skip
     assert world.nodes.placed[last] == [*PROMPT, 10]
     await world.channel.handlers[messages.TOKENS]("d", encode_all(updates), memoryview(b""))
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]

@@ -35,7 +35,7 @@ async def decoding(
     channel, worker = Wires("d"), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
     transfer = SlowTransfer()
     service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "d"))
-    request = Request("a/r#0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
+    request = Request("a/r#5f.0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
     await channel.handlers[messages.PREFILL]("a", *prefill(request))
     for token in range(10, 10 + count):
         step_of(worker, service, token)
@@ -57,9 +57,12 @@ def tokens_of(updates: list[Any]) -> list[tuple[int, int, str | None]]:
     return [(update.index, update.token_id, update.finish) for update in updates]
 
 
-async def adopt(channel: Wires, prompt: list[int], request_id: str = "r") -> tuple[str, list[Any]]:
+async def adopt(
+    channel: Wires, prompt: list[int], request_id: str = "r", max_tokens: int = 8, logprobs: int | None = None
+) -> tuple[str, list[Any]]:
     """(attempt id, its tokens)."""
-    body = encode(Adopt(request_id, prompt_digest(ROOT, prompt)))
+    sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    body = encode(Adopt(request_id, prompt_digest(ROOT, prompt), sampling))
     answer = decode(Adopted, await channel.handlers[messages.ADOPT]("b", body, memoryview(b"")))
     return answer.attempt_id, [update for _, update in decode_all({"updates": answer.updates})]
 
@@ -69,7 +72,7 @@ async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
     service.peer_lost("a")
     step_of(worker, service, 12)  # nobody is told
     attempt_id, updates = await adopt(channel, PROMPT)
-    assert attempt_id == "a/r#0"
+    assert attempt_id == "a/r#5f.0"
     assert updates == [Token(0, 10), Token(1, 11), Token(2, 12)]
     for token in range(13, 18):
         step_of(worker, service, token)
@@ -82,8 +85,10 @@ async def test_the_new_acceptor_gets_what_was_made_and_what_follows():
 async def test_a_request_that_ended_with_its_acceptor_is_remembered():
     channel, _, service = await decoding(3, max_tokens=3)
     service.peer_lost("a")
-    _, updates = await adopt(channel, PROMPT)
+    _, updates = await adopt(channel, PROMPT, max_tokens=3)
     assert tokens_of(updates) == [(0, 10, None), (1, 11, None), (2, 12, "length")]
+    with pytest.raises(RemoteError):  # the client has used the id again, for a longer answer
+        await adopt(channel, PROMPT, max_tokens=4)
     await service.close()
 
 
@@ -91,7 +96,7 @@ async def test_log_probabilities_are_not_kept_so_the_answer_is_computed_again():
     channel, _, service = await decoding(3, max_tokens=3, logprobs=1)
     service.peer_lost("a")
     with pytest.raises(RemoteError):
-        await adopt(channel, PROMPT)
+        await adopt(channel, PROMPT, max_tokens=3, logprobs=1)
     await service.close()
 
 
@@ -100,9 +105,9 @@ async def test_nobody_is_given_the_answer_to_another_prompt_or_of_a_living_accep
     with pytest.raises(RemoteError):
         await adopt(channel, PROMPT)
     service.peer_lost("a")
-    for prompt, name in (([1] * 6, "r"), (PROMPT, "q")):
+    for prompt, name, max_tokens in (([1] * 6, "r", 8), (PROMPT, "q", 8), (PROMPT, "r", 9)):
         with pytest.raises(RemoteError):
-            await adopt(channel, prompt, name)
+            await adopt(channel, prompt, name, max_tokens)
     await adopt(channel, PROMPT)
     await service.close()
 
@@ -131,9 +136,9 @@ async def test_tokens_that_overtake_the_answer_are_kept():
     class Channel:
         async def call(self, node, kind, body, data=(), timeout_s=0.0):
             if node == "d":
-                adoption.keep("a/r#0", Token(1, 11))
-                made = encode_all([("a/r#0", Token(0, 10))])["updates"]
-                return encode(Adopted("a/r#0", made)), memoryview(b"")
+                adoption.keep("a/r#5f.0", Token(1, 11))
+                made = encode_all([("a/r#5f.0", Token(0, 10))])["updates"]
+                return encode(Adopted("a/r#5f.0", made)), memoryview(b"")
             raise RemoteError("no", code="gone")
 
     adoption = Adoption(Channel())
@@ -142,7 +147,7 @@ async def test_tokens_that_overtake_the_answer_are_kept():
         "r", list(PROMPT), 5, SamplingParams(), "standard", ROOT, timeline, 9.0, 0.0, Persistence(0.0, 9.0, 1.0)
     )
     assert await adoption.adopt(flight, ["c", "d"])
-    assert flight.attempt_id == "a/r#0" and flight.watched == {"d"}
+    assert flight.attempt_id == "a/r#5f.0" and flight.watched == {"d"}
     assert [flight.items.get_nowait() for _ in range(2)] == [Token(0, 10), Token(1, 11)]
     assert not await adoption.adopt(flight, ["c"])
     adoption.keep("x", Token(0, 1))

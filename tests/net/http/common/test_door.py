@@ -133,7 +133,7 @@ async def test_refused_before_a_handler_and_served_on_the_same_connection(monkey
         assert await ask("a") == (200, None)
         assert await ask("a") == (200, None), "the HTTP server reads the connection from now on"
         assert handled == [PATH] * 3
-    assert frontend.open == set()
+    assert not frontend.open
 
 
 async def test_wrong_keys_are_told_so_while_there_is_no_room():

@@ -9,6 +9,9 @@ import pytest
 from net.errors import PeerLost
 from net.transfer.common import rails
 from net.transfer.common.rails import Rail
+from net.transfer.common.transport import Op
+from net.transfer.rdma import pump
+from net.transfer.rdma.job import SLICE_BYTES, Submission
 from net.transfer.rdma.pump import Pump
 from net.transfer.rdma.revival import Revival
 from tests.net.peers import until
@@ -117,6 +120,30 @@ async def test_a_peer_that_does_not_confirm_the_fence_is_given_up(monkeypatch):
     one.revival.revive(0)
     await asyncio.sleep(0)
     assert one.questions.asked == [("stop", 1)], "nothing is revived after the end"
+
+
+@pytest.mark.parametrize("op", list(Op))
+async def test_a_transfer_to_a_peer_that_is_cut_ends_with_its_deadline_whatever_the_cards_say(monkeypatch, op):
+    """They may say nothing, because Soft-RoCE repeats a request with RETRIES for ever, and TCP may not have noticed. A
+    READ ends when its queues are broken off; a WRITE when the peer does not confirm that, with the link."""
+    monkeypatch.setattr(pump, "CANCEL_S", 0.01)
+    one = Rails(monkeypatch, TimeoutError(), TimeoutError())
+    one.revival._give_up = lambda reason: one.pump.end(PeerLost(reason))  # as Link does
+    job = Submission(op)
+    job.add([(0, 0, 9 * SLICE_BYTES)], lambda index, piece: piece)
+
+    async def transfer():
+        async with asyncio.timeout(0.01):
+            await one.pump.run(job)
+
+    task = asyncio.create_task(transfer())
+    await until(task.done)
+    with pytest.raises(TimeoutError):
+        await task
+    assert job.idle == (op is Op.READ) and not one.pump.jobs
+    await until(lambda: len(one.questions.asked) == 2)
+    assert one.questions.asked == [("stop", 0), ("stop", 1)] and not one.joined
+    one.revival.end()
 
 
 async def test_a_rail_that_breaks_while_it_is_being_brought_back_is_brought_back_again(monkeypatch):
