@@ -351,7 +351,7 @@ def rank_of(source: Any = None) -> SharedRank:
 
 def test_a_share_is_replaced_only_when_no_node_uses_it(monkeypatch):
     filled: list[Any] = []
-    monkeypatch.setattr(shared_rank, "new_share", lambda wire, duty, source, tell: filled.append(duty) or object())
+    monkeypatch.setattr(shared_rank, "new_share", lambda wire, welcome, *given: filled.append(welcome) or object())
     made, sent = rank_of(), list[dict[str, Any]]()
     wire: Any = SimpleNamespace(send=sent.append)
     first = Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))
@@ -422,7 +422,7 @@ def test_a_node_that_hangs_while_it_hands_out_weights_is_given_up():
 
     wire: Any = SimpleNamespace(trust=lambda place: None, send=lambda header: None, frame=frame, await_for=waits.append)
     with pytest.raises(PeerLost, match="nothing came"):
-        new_share(wire, Duty(0, PLAN, first_placement(2, 4, 2, 8, 2)), None, lambda: None)
+        new_share(wire, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2)), None, lambda: None)
     assert waits == [LOADING_S]
 
 
