@@ -11,7 +11,6 @@ in what else comes on it. All of them pull, also while a message is open:
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,8 +20,12 @@ from net.errors import PeerLost, PeerRefused
 from net.rounds.desk import Desk
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
-from net.rounds.silence import LOOK_S, Silence
+from net.rounds.silence import ANSWER_S, LOOK_S
 from net.transfer.common.memory import Region
+
+SILENT_S = 3.0
+"""A pull ends after this long without a sign of life. More than a round allows (silence.py): a rank that waits for a
+busy core is worth waiting for, because few others have the same bytes."""
 
 
 class _Pull:
@@ -59,11 +62,7 @@ class ConnectedDesk(Desk, ABC):
         with self._one_pull:
             pull = self._pull = _Pull(self._pull.number + 1, nbytes)
             self._wire.post({"pull": pull.number, "name": [*name], "at": at, "n": nbytes}, [])
-            silence = Silence()
-            silence.begin(time.monotonic(), {0: self.beats})
-            while self._why is None and not pull.over.wait(LOOK_S / 2):
-                if silence.look(time.monotonic(), {0: self.beats}):
-                    raise PeerLost("it does not give what it is asked for")
+            self._await(pull)
         if not pull.over.is_set():
             raise PeerLost(self._why or "the connection has ended")
         if pull.checksum is None:
@@ -82,6 +81,16 @@ class ConnectedDesk(Desk, ABC):
     def _heard(self, frame: Frame) -> None:
         """Another frame than one of a pull. In the thread of this desk, which the constructor starts at its end. Raises
         PeerLost, FrameError."""
+
+    def _await(self, pull: _Pull) -> None:
+        """Its end, or that of the connection. As in silence.py, only time counts in which this process was running."""
+        beats, silent_s, waited_s = -1, 0.0, 0.0
+        while self._why is None and not pull.over.wait(LOOK_S):
+            now, waited_s = self.beats, waited_s + LOOK_S
+            silent_s = silent_s + LOOK_S if now == beats else 0.0
+            beats = now
+            if silent_s > SILENT_S or waited_s > ANSWER_S:
+                raise PeerLost("it does not give what it is asked for")
 
     def _room(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of bytes that are pulled. Raises FrameError for anything else."""

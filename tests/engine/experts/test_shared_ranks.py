@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config.config import Config
 from engine.experts import remote_ranks, shared_rank
@@ -33,8 +34,10 @@ from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
 from net.rounds.rdma.offer import Offer
 from net.transfer.common.memory import Region
-from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
+from tests.engine.experts.test_ranks import Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, same
+from tests.engine.model.test_model import TOLERANCE
+from tests.engine.tiny_families import save
 
 __all__ = ["saved"]
 
@@ -213,6 +216,22 @@ def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch, name, instea
         same(a, path)
         state = a.processes.state()["remote"]
         assert state["connected"] == [0, 1] and state["near"] == []
+
+
+def test_a_rank_without_the_checkpoint_gets_its_experts_from_another_one(tmp_path):
+    """Through the node, which has no experts itself and can no longer read its checkpoint."""
+    save("mixtral", path := tmp_path / "model")
+    wanted = expected(path)
+    with node(path, expert_replicas=2) as a, joins(port_of(a), "--rank", "0", "--model", str(path)):
+        wait_for(lambda: a.processes.state()["remote"]["connected"] == [0])
+        path.rename(tmp_path / "away")
+        with joins(port_of(a), "--rank", "1"):
+            here(a)
+            for logits, one in zip(all_logits(a.logits), wanted, strict=True):
+                torch.testing.assert_close(logits, one, **TOLERANCE)
+            plan, state = a.processes.plan, a.processes.state()
+            assert state["experts_from"] == {"memory": 0, "ranks": len(plan.layers) * plan.slots, "checkpoint": 0}
+            assert a.group.pairs[1] > 0 and state["remote"]["near"] == [0, 1]
 
 
 def test_memory_that_nobody_takes_is_freed(monkeypatch):
