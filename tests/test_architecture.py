@@ -251,7 +251,7 @@ MAY_TORCH = (
     "engine.experts.dispatch",
     "engine.experts.group",
     "engine.experts.loading",
-    "engine.experts.remote_ranks",
+    "engine.experts.pulling",
     "engine.experts.remote_worker",
     "engine.experts.share",
     "engine.experts.work",

@@ -8,11 +8,14 @@ Files:
     dispatch       The rows of a round, out to the desks of the ranks and back from their answers
     group          ExpertGroup: the experts of all ranks as rank 0 calls them, layer by layer
     joining        A process of another host becomes a rank of a node: what both say before the first message
-    loading        A share of the experts gets its weights: from ranks that have them, the others from the checkpoint
+    loading        A share of the experts gets its weights: from ranks of its host that have them, the others from the
+                   checkpoint
     mover          Brings experts of one layer to other ranks, between two steps
     plan           The sizes that all ranks of a node agree on
     processes      ExpertProcesses: the other ranks: child processes that are started, watched and started again, and
                    remote_ranks.py
+    pulling        An expert that no rank of the node's host has is pulled from one elsewhere, or else read from the
+                   checkpoint
     rank_command   `mooncake.py expert-rank --join HOST:PORT`: this process is a rank of a node on another host, or of
                    several nodes
     remote_ranks   The ranks on other hosts, as the node sees them: they connect, get their share, and come back

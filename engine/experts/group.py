@@ -138,6 +138,18 @@ class ExpertGroup:
                 self._added[rank] = [further_copies(placement, layer, of) for layer, of in enumerate(loads)]
             return placement.with_rank(rank, self._added[rank])
 
+    def elsewhere(self, layer: int, expert: int) -> list[tuple[Desk, int]]:
+        """The desks of living ranks of other hosts that have it, and its slots there."""
+        found = []
+        with self._lock:
+            for rank, slot in self.placement.holders(layer, expert):
+                desk = self._arrivals.get(rank)
+                if desk is None and rank in self.alive and rank not in self._dead:
+                    desk = self._desks[rank]
+                if desk is not None and rank >= self._plan.local:
+                    found.append((desk, slot))
+        return found
+
     def leave(self, rank: int) -> None:
         """The process of a rank would like to end: the next step begins without it. Others than added ones stay."""
         with self._lock:

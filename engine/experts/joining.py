@@ -4,7 +4,7 @@
     node -> rank   {"welcome": Welcome}, or {"refused": why, "again": whether to ask again}. Both say what they have for
                    RDMA, and the node chooses the device of the rank
     rank -> node   {"want": [layer, slot]} for each expert that it cannot read itself
-    node -> rank   {"expert": [layer, slot]} + the weights: the parts of engine/experts/share.py
+    node -> rank   {"expert": [layer, slot], "sum": checksum} + the weights: the parts of engine/experts/share.py
     rank -> node   {"loading": true} now and then, while it progresses; at last {"ready": true}, or {"failed": why}
                    "near": true with the former: the rank has connected to the node's socket (net/rounds/near.py).
                    Otherwise "side" or "tcp": what follows about RDMA (net/rounds/rdma/meeting.py)

@@ -1,9 +1,9 @@
-"""A share of the experts gets its weights: from ranks that have them, the others from the checkpoint."""
+"""A share of the experts gets its weights: from ranks of its host that have them, the others from the checkpoint."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,7 @@ class Start:
     memfds: tuple[int, ...]  # of the shares of all ranks of this host
     desk: int
     bell: int
+    given: frozenset[tuple[int, int]] = frozenset()  # layers and slots that the node has filled
 
 
 def fill(
@@ -41,17 +42,17 @@ def fill(
     shares: Mapping[int, Share],
     cache: WeightCache | None = None,
     progress: Callable[..., None] = lambda *read: None,
-) -> int:
-    """Fill the share of duty.rank. `shares`: of the ranks of this host. Returns the number of experts that came from
-    other ranks. `progress` is called after every copy and every weight. Raises ModelError."""
-    plan, placement, own = duty.plan, duty.placement, shares[duty.rank]
+    given: Collection[tuple[int, int]] = (),
+) -> None:
+    """Fill the share of duty.rank. `shares`: of the ranks of this host. `given`: layers and slots that are filled.
+    `progress` is called after every copy and every weight. Raises ModelError."""
+    plan, own = duty.plan, shares[duty.rank]
     wanted: dict[str, tuple[int, int, str]] = {}
-    copied = 0
     for layer, slot, expert in duty.experts:
-        there = [at for at in placement.holders(layer, expert) if at[0] in duty.living and at[0] != duty.rank]
-        if there:
-            own.copy(layer, slot, shares[there[0][0]], there[0][1])
-            copied += 1
+        if (layer, slot) in given:
+            continue
+        if (there := duty.copy_here(layer, expert)) is not None:
+            own.copy(layer, slot, shares[there[0]], there[1])
             progress()
             continue
         for kind in kinds(plan):
@@ -64,29 +65,20 @@ def fill(
     if wanted:
         dtype = getattr(torch, plan.layout.dtype)
         read_all(source, open_weights(source, dtype, cache), take, dtype, progress, wanted.__contains__)
-    return copied
+
+
+def lone_share(plan: Plan, layer: int) -> Share:
+    """With room for one expert of this layer."""
+    one = replace(plan, layers=(plan.layers[layer],), ranks=1, slots=1, remote=0, added=0)
+    return Share(Region.private("an expert for another rank", one.share_bytes), one)
 
 
 def lone_expert(plan: Plan, reader: Reader, layer: int, expert: int) -> Share:
     """A share with this expert and no other. Raises ModelError, OSError."""
-    one = replace(plan, layers=(plan.layers[layer],), ranks=1, slots=1, remote=0, added=0)
-    share = Share(Region.private("an expert for another rank", one.share_bytes), one)
+    share = lone_share(plan, layer)
     for kind in kinds(plan):
         share.put(0, 0, kind, reader.read(weight_name(plan, layer, expert, kind)))
     return share
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The experts of a model on disk."""
-
-    plan: Plan
-    source: ModelSource
-
-    def read(self, layer: int, expert: int) -> Share:
-        """As `lone_expert`."""
-        with open_weights(self.source, getattr(torch, self.plan.layout.dtype), None) as reader:
-            return lone_expert(self.plan, reader, layer, expert)
 
 
 def telling(tell: Callable[[], None]) -> Callable[..., None]:

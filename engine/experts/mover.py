@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.experts.loading import Checkpoint
 from engine.experts.placing.moves import Move
+from engine.experts.pulling import MEMORY, Brought, Sources
 from engine.experts.share import Share
 from engine.experts.work import COMMIT, STAGE, TAKE, Work
 from engine.model.model_error import ModelError
@@ -17,7 +17,7 @@ class Mover:
     """Rank 0's. `own`: its work. `desks`: of all ranks, as they are at each call. `shares`: of the ranks of this host.
     `answered`: waits for these ranks; returns those that are lost, and why.
 
-    `checkpoint`: where moves find experts that no rank of this host has; None: these cannot move."""
+    `sources`: where moves find experts that no rank of this host has; None: there is no other host."""
 
     def __init__(
         self,
@@ -26,18 +26,22 @@ class Mover:
         shares: Mapping[int, Share],
         answered: Callable[[list[int]], dict[int, str]],
     ) -> None:
-        self.checkpoint: Checkpoint | None = None
+        self.sources: Sources | None = None
         self._own, self._desks, self._shares, self._answered = own, desks, shares, answered
 
     def bring(self, move: Move) -> dict[int, str]:
         """Every rank gets what it is to have, and uses it from `commit` on. Returns the ranks that are lost, and why:
         then nothing has changed. Raises ModelError, OSError if an expert cannot be read."""
-        read = {expert: self._read(move.layer, expert) for expert in move.unread}
-        if failed := self._stage(move) or self._give(move, read):
+        brought = self._brought(move)
+        if failed := self._stage(move) or self._give(move, brought):
             self._shares[0].drop_staged()
             return failed
         for rank, slot, expert in move.written:
-            self._shares[rank].take(move.layer, slot, read[expert])
+            self._shares[rank].take(move.layer, slot, brought[expert].share)
+        if self.sources is not None:
+            for expert in move.come_to_rank_0:
+                self.sources.count(brought[expert].origin)
+            self.sources.count(MEMORY, move.count - len(move.come_to_rank_0))
         return {}
 
     def commit(self, move: Move) -> dict[int, str]:
@@ -48,10 +52,18 @@ class Mover:
         self._shares[0].commit()
         return self._answered(others)
 
-    def _read(self, layer: int, expert: int) -> Share:
-        if self.checkpoint is None:
-            raise ModelError(f"there is no checkpoint to read expert {expert} from")
-        return self.checkpoint.read(layer, expert)
+    def _brought(self, move: Move) -> dict[int, Brought]:
+        """The experts that only ranks elsewhere have."""
+        if not move.far:
+            return {}
+        with self._elsewhere().opened() as bring:
+            copies = {expert: [(self._desks[rank], slot) for rank, slot in at] for expert, at in move.far.items()}
+            return {expert: bring(move.layer, expert, there) for expert, there in copies.items()}
+
+    def _elsewhere(self) -> Sources:
+        if self.sources is None:
+            raise ModelError("experts cannot move between hosts")
+        return self.sources
 
     def _stage(self, move: Move) -> dict[int, str]:
         """The ranks of this host copy what they get. Returns those that are lost, and why."""
@@ -64,17 +76,19 @@ class Mover:
         self._own.stage(move.layer, len(own))
         return self._answered(others)
 
-    def _give(self, move: Move, read: Mapping[int, Share]) -> dict[int, str]:
-        """The ranks elsewhere get theirs, one each at a time. Returns those that are lost, and why. `read`: from the
-        checkpoint."""
+    def _give(self, move: Move, brought: Mapping[int, Brought]) -> dict[int, str]:
+        """The ranks elsewhere get theirs, one each at a time. Returns those that are lost, and why."""
         for turn in range(max(map(len, move.sent.values()), default=0)):
             asked = [rank for rank, moves in move.sent.items() if turn < len(moves)]
             for rank in asked:
                 slot, expert, there = move.sent[rank][turn]
-                source = (read[expert], 0, 0) if there is None else (self._shares[there[0]], move.layer, there[1])
-                desk = self._desks[rank]
+                if there is None:
+                    views = brought[expert].share.bytes_of(0, 0)
+                else:
+                    views = self._shares[there[0]].bytes_of(move.layer, there[1])
+                desk, told = self._desks[rank], self._elsewhere().checksum(move.layer, expert, views)
                 assert isinstance(desk, RemoteDesk)
-                desk.give(source[0].bytes_of(*source[1:]), TAKE, move.layer, 0, 0, slot, expert, int(turn == 0))
+                desk.give(views, TAKE, move.layer, 0, 0, slot, expert, int(turn == 0), told)
             if failed := self._answered(asked):
                 return failed
         return {}

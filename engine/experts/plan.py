@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What a rank must hold. `living`: ranks of its host whose shares are filled."""
+    """What a rank must hold. `living`: ranks of the node's host whose shares are filled."""
 
     rank: int
     plan: Plan
@@ -81,6 +81,11 @@ class Duty:
             for layer, ranks in enumerate(self.placement.layers)
             for slot, expert in enumerate(ranks[self.rank])
         ]
+
+    def copy_here(self, layer: int, expert: int) -> tuple[int, int] | None:
+        """A living rank that has it, and its slot there; None without one."""
+        others = (at for at in self.placement.holders(layer, expert) if at[0] in self.living and at[0] != self.rank)
+        return next(others, None)
 
 
 def plan_of(config: Config, model: ModelConfig) -> Plan:

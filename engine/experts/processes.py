@@ -1,7 +1,8 @@
 """ExpertProcesses: the other ranks: child processes that are started, watched and started again, and remote_ranks.py.
 
 The shares of the ranks of this host lie in memory that rank 0 keeps, so a process that is started again finds the
-experts of the other ranks there and needs the checkpoint only for those that no other rank has.
+experts of the other ranks there. Before it starts, this one pulls those that only ranks of other hosts have. The rest
+comes from the checkpoint.
 A rank that is masked and shows no sign of life for HUNG_S is killed, and so is one that loads and makes no progress for
 LOAD_HUNG_S. Both are started again like one that ended by itself.
 """
@@ -25,11 +26,11 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.config.config import Config
 from engine.config.net_options import open_expert_door
 from engine.experts.group import ExpertGroup, LossRule
-from engine.experts.loading import LOADING, Checkpoint, Start, fill
+from engine.experts.loading import LOADING, Start, fill
 from engine.experts.placing.balance import Balance
 from engine.experts.placing.hosts import Hosts
-from engine.experts.placing.placement import Placement
 from engine.experts.plan import Duty, first_of, plan_of
+from engine.experts.pulling import CHECKPOINT, MEMORY, RANKS, Sources
 from engine.experts.remote_ranks import NOT_YET, RemoteRanks
 from engine.experts.share import Share
 from engine.model.model_error import ModelError
@@ -62,6 +63,7 @@ class ExpertProcesses:
         self.lost: str | None = None  # a node outlives its ranks
         self.group: ExpertGroup | None = None
         self._config, self._source = config, source
+        self._sources = Sources(self.plan, source)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         ranks = range(self.plan.local)
@@ -77,9 +79,9 @@ class ExpertProcesses:
         try:
             if self.plan.remote:
                 first, door = Duty(0, self.plan, self.placement), door or open_expert_door(config)
-                self.remote = RemoteRanks(config, source, self.shares, first, self._bell, door)
+                self.remote = RemoteRanks(config, self._sources, self.shares, first, self._bell, door)
             for rank in ranks[1:]:
-                self._desks.append(self._start(rank, self.placement, ()))
+                self._desks.append(self._start(Duty(rank, self.plan, self.placement)))
             self._desks += [self._private_desk() for _ in range(self.plan.remote)]  # until they join
         except BaseException:
             self.close()
@@ -88,7 +90,9 @@ class ExpertProcesses:
     def fill_own(self, cache: WeightCache | None) -> None:
         """Rank 0's share, if it is this process, from the checkpoint. Raises ModelError."""
         if not self.plan.shared:
-            fill(Duty(0, self.plan, self.placement), self._source, self.shares, cache)
+            duty = Duty(0, self.plan, self.placement)
+            fill(duty, self._source, self.shares, cache)
+            self._count(duty)
 
     def _hosts(self) -> Hosts:
         """Of all ranks."""
@@ -100,6 +104,7 @@ class ExpertProcesses:
         for rank in range(1, self.plan.local):
             if (error := self._loaded(rank)) is not None:
                 raise ModelError(f"--expert-parallel-size {self.plan.ranks}: rank {rank}: {error}")
+            self._count(Duty(rank, self.plan, self.placement))
         config = self._config
         rule = LossRule(config.expert_loss)
         absent = {} if self.remote is None else self.remote.absent()
@@ -108,7 +113,7 @@ class ExpertProcesses:
         if config.expert_balance_steps:
             self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas, self._hosts)
         if self.group.mover is not None:
-            self.group.mover.checkpoint = Checkpoint(self.plan, self._source)
+            self.group.mover.sources = self._sources
         if self.remote is not None:
             self.remote.begin(self.group, self._desks)
         for rank in range(1, self.plan.local):
@@ -137,7 +142,12 @@ class ExpertProcesses:
         pids = {str(rank): process.pid for rank, process in sorted(self._processes.items())}
         group = {} if self.group is None else self.group.state()
         remote = {} if self.remote is None else self.remote.state()
-        return group | {"restarts": self.restarts, "processes": pids, "remote": remote}
+        return group | {
+            "restarts": self.restarts,
+            "processes": pids,
+            "remote": remote,
+            "experts_from": self._sources.counts,
+        }
 
     def close(self) -> None:
         """End the other ranks and wait for them."""
@@ -163,11 +173,13 @@ class ExpertProcesses:
 
     # --- one process
 
-    def _start(self, rank: int, placement: Placement, living: tuple[int, ...]) -> Desk:
-        """Start the process of a rank; returns its new desk. Raises OSError, and ModelError if this node stops."""
+    def _start(self, duty: Duty, given: frozenset[tuple[int, int]] = frozenset()) -> Desk:
+        """Start the process of a rank; returns its new desk. `given`: layers and slots that are filled. Raises OSError,
+        and ModelError if this node stops."""
+        rank = duty.rank
         region = new_region(f"desk of rank {rank}", self.plan.layout)
-        assert region.memfd is not None
-        told = self._told(rank, placement, living, region.memfd)
+        memfds = tuple(region.memfd or 0 for region in self._regions)
+        told = Start(duty, self._config, self._source, memfds, region.memfd or 0, self._bell.memfd or 0, given)
         ours, theirs = Pipe()
         try:
             with theirs, self._lock:
@@ -188,10 +200,26 @@ class ExpertProcesses:
             raise
         return Desk(region, self.plan.layout)
 
-    def _told(self, rank: int, placement: Placement, living: tuple[int, ...], desk: int) -> Start:
-        memfds = tuple(region.memfd or 0 for region in self._regions)
-        duty = Duty(rank, self.plan, placement, living)
-        return Start(duty, self._config, self._source, memfds, desk, self._bell.memfd or 0)
+    def _pull(self, duty: Duty) -> frozenset[tuple[int, int]]:
+        """Fill the share of a rank without a process with the experts that only ranks elsewhere have: the layers and
+        slots of those that came."""
+        assert self.group is not None
+        given, lost = set(), set[Desk]()
+        for layer, slot, expert in duty.experts:
+            if duty.copy_here(layer, expert) is None and not self._closing.is_set():
+                share = self._sources.pulled(layer, expert, self.group.elsewhere(layer, expert), lost)
+                if share is not None:
+                    self.shares[duty.rank].take(layer, slot, share)
+                    given.add((layer, slot))
+        return frozenset(given)
+
+    def _count(self, duty: Duty, given: frozenset[tuple[int, int]] = frozenset()) -> None:
+        """Where the experts of a rank of this host came from."""
+        for layer, slot, expert in duty.experts:
+            if (layer, slot) in given:
+                self._sources.count(RANKS)
+            else:
+                self._sources.count(CHECKPOINT if duty.copy_here(layer, expert) is None else MEMORY)
 
     def _loaded(self, rank: int) -> str | None:
         """Wait until the rank has loaded; returns why it could not."""
@@ -216,14 +244,17 @@ class ExpertProcesses:
                 return
             tries += 1
             self.restarts += 1
+            duty = Duty(rank, self.plan, *self.group.restart_from(rank))
+            given = self._pull(duty)
             try:
-                desk = self._start(rank, *self.group.restart_from(rank))
+                desk = self._start(duty, given)
             except (OSError, ModelError) as error:
                 if self._closing.is_set():
                     return
                 log.error("expert rank %d cannot be started: %s", rank, error)
                 continue
             if (reason := self._loaded(rank)) is None:
+                self._count(duty, given)
                 self.group.arrived(rank, desk)
             elif not self._closing.is_set():
                 log.error("expert rank %d cannot load: %s", rank, reason)

@@ -19,16 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-import torch
-
-from engine.checkpoint.model_source import ModelSource
-from engine.checkpoint.weights import Reader, open_weights
 from engine.config.config import Config
 from engine.config.net_options import open_cluster_key, rank_ways
 from engine.experts.group import ExpertGroup
 from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, lacks_rdma, refusal
-from engine.experts.loading import lone_expert
 from engine.experts.plan import Duty
+from engine.experts.pulling import MEMORY, Bring, Sources
 from engine.experts.share import Share
 from engine.model.model_error import ModelError
 from net import bodies
@@ -104,13 +100,14 @@ class _Waiting:
 
 
 class RemoteRanks:
-    """Accepts connections from the constructor on. `first`: of rank 0; the placement at the start. `bell`: of the
-    rounds. `door`: belongs to this object from now on."""
+    """Accepts connections from the constructor on. `sources`: of experts that no rank of this host has. `first`: of
+    rank 0; the placement at the start. `bell`: of the rounds. `door`: belongs to this object from now on."""
 
     def __init__(
-        self, config: Config, source: ModelSource, shares: Mapping[int, Share], first: Duty, bell: Region, door: Door
+        self, config: Config, sources: Sources, shares: Mapping[int, Share], first: Duty, bell: Region, door: Door
     ) -> None:
-        self._source, self._shares, self._first, self._bell, self._door = source, shares, first, bell, door
+        self._sources, self._shares, self._first, self._bell, self._door = sources, shares, first, bell, door
+        self._fingerprint = sources.source.fingerprint
         self._key, self._ways = open_cluster_key(config), rank_ways(config)
         self._group: ExpertGroup | None = None
         self._desks: list[Desk] = []
@@ -225,7 +222,7 @@ class RemoteRanks:
         waiting: _Waiting,
     ) -> None:
         ours, near = self._ways.offer(), handover is not None
-        if (reason := refusal(joining, self._source.fingerprint, self._first.plan, ours, near)) is not None:
+        if (reason := refusal(joining, self._fingerprint, self._first.plan, ours, near)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
             return
@@ -243,7 +240,7 @@ class RemoteRanks:
         here, there = ("", "") if why_tcp else devices(ours, joining.rdma, rank)
         welcome = Welcome(
             rank,
-            self._source.fingerprint,
+            self._fingerprint,
             duty.plan,
             placement,
             "" if handover is None else handover.path,
@@ -338,8 +335,7 @@ class RemoteRanks:
     def _loaded(self, wire: FrameSocket, duty: Duty) -> Header | None:
         """Hand out weights until the process has its share: what it says then; None if it has failed. Raises
         PeerLost."""
-        opened = open_weights(self._source, getattr(torch, duty.plan.layout.dtype), None)
-        with opened as reader:
+        with self._sources.opened() as bring:
             while True:
                 header = wire.frame().header
                 if "ready" in header:
@@ -348,24 +344,25 @@ class RemoteRanks:
                     log.error("rank %d of the experts cannot load: %s", duty.rank, str(header["failed"]))
                     return None
                 if "want" in header:
-                    self._send_expert(wire, duty, reader, header)
+                    self._send_expert(wire, duty, bring, header)
 
-    def _send_expert(self, wire: FrameSocket, duty: Duty, reader: Reader, header: Header) -> None:
+    def _send_expert(self, wire: FrameSocket, duty: Duty, bring: Bring, header: Header) -> None:
         try:
             layer, slot = header["want"]
             expert = duty.placement.layers[layer][duty.rank][slot]
         except (TypeError, ValueError, IndexError):
             raise PeerLost(f"it asked for {header['want']}, which is no place of an expert") from None
-        for rank, there in duty.placement.holders(layer, expert):
-            if rank in duty.living:
-                views = self._shares[rank].bytes_of(layer, there)
-                break
+        assert self._group is not None
+        if (here := duty.copy_here(layer, expert)) is not None:
+            views, origin = self._shares[here[0]].bytes_of(layer, here[1]), MEMORY
         else:
             try:
-                views = lone_expert(duty.plan, reader, layer, expert).bytes_of(0, 0)
+                share, origin = bring(layer, expert, self._group.elsewhere(layer, expert))
             except (ModelError, OSError) as error:
                 raise PeerLost(f"its weights cannot be read here: {error}") from None
-        wire.send({"expert": [layer, slot]}, views)
+            views = share.bytes_of(0, 0)
+        wire.send({"expert": [layer, slot], "sum": self._sources.checksum(layer, expert, views)}, views)
+        self._sources.count(origin)
 
     def _tell(self) -> None:
         """Tell all ranks which nodes share them, whenever there is another one of either."""

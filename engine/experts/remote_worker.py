@@ -14,16 +14,17 @@ import torch
 from engine.checkpoint.model_source import ModelSource
 from engine.experts.joining import LOADING_S, SILENCE_S, VERSION, Joining, Welcome
 from engine.experts.loading import fill, telling
-from engine.experts.plan import Duty, Plan
+from engine.experts.plan import Plan
+from engine.experts.pulling import Lender, checksum
 from engine.experts.share import Share
-from engine.experts.work import COMMIT, TAKE, Work
+from engine.experts.work import COMMIT, COMPUTE, TAKE, Work
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.cluster_key import ClusterKey
 from net.channel.wire import FrameError, Header
 from net.errors import PeerLost, PeerRefused
 from net.rounds.frame_socket import FrameSocket
-from net.rounds.outpost import Outpost, Take, Told, unheard, untaken
+from net.rounds.outpost import Give, Outpost, Take, Told, nothing, unheard, untaken
 from net.rounds.rdma import meeting
 from net.rounds.rdma.mirror import Mirror
 from net.rounds.rdma.rdma_outpost import RdmaOutpost
@@ -102,11 +103,13 @@ class RemoteWorker:
             except (ModelError, ValueError) as error:
                 wire.send({"failed": str(error)})
                 raise ModelError(str(error)) from error
-            outpost, way = settle(wire, welcome, self._ways, partial(self._take, welcome.plan, share))
+            lender = Lender(welcome, share, self._experts)
+            take = partial(self._take, welcome.plan, share)
+            outpost, way = settle(wire, welcome, self._ways, take, give=lender.give)
             log.info("rank %d of the experts of the node at %s:%d, %s", welcome.rank, *self._address, way)
             with outpost:
                 self._may_leave(welcome.added)
-                self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}))
+                self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}), lender)
                 log.warning("the connection to the node has ended: %s", outpost.ended or "the node has no work")
         except bodies.BodyError as error:
             raise PeerLost(f"the node does not speak as a rank expects: {error}") from None
@@ -114,13 +117,12 @@ class RemoteWorker:
             self._may_leave(False)
             wire.close()
 
-    def _answer(self, outpost: Outpost, work: Work) -> None:
-        """Until the connection has ended, or this process leaves."""
+    def _answer(self, outpost: Outpost, work: Work, lender: Lender) -> None:
+        """Until the connection has ended, or this process leaves. Raises PeerLost for an expert that is damaged."""
         until, told = math.inf, False
         while outpost.ended is None and time.monotonic() < until:
             if (message := outpost.next_message(LOOK_S)) is not None:
-                work.do(message.head)
-                self._note(message.head)
+                self._do(message.head, work, lender)
                 outpost.answered(message)
             if not self._leaving or (told and message is None):
                 continue
@@ -128,6 +130,16 @@ class RemoteWorker:
             if not told:
                 told = True
                 outpost.leave()
+
+    def _do(self, head: list[int], work: Work, lender: Lender) -> None:
+        if head[0] == COMPUTE:
+            work.do(head)
+            return
+        if head[0] == TAKE:
+            lender.check(head[1], head[4], head[5], head[7])
+        with lender.changing:
+            work.do(head)
+            self._note(head)
 
     def _filled(self, wire: FrameSocket, welcome: Welcome) -> Share:
         """The share that `welcome` asks for; the one that is here if it is the same. Raises ModelError, PeerLost."""
@@ -139,7 +151,7 @@ class RemoteWorker:
             self._held = welcome
             return self._share
         self._share = self._held = None  # frees the memory of another one
-        share = new_share(wire, duty, self._source, lambda: wire.send({"loading": True}))
+        share = new_share(wire, welcome, self._source, lambda: wire.send({"loading": True}))
         self._share, self._held, self._experts = share, welcome, wanted
         return share
 
@@ -166,10 +178,15 @@ class RemoteWorker:
 
 
 def settle(
-    wire: FrameSocket, welcome: Welcome, ways: Ways, take: Take = untaken, told: Told = unheard
+    wire: FrameSocket,
+    welcome: Welcome,
+    ways: Ways,
+    take: Take = untaken,
+    told: Told = unheard,
+    give: Give = nothing,
 ) -> tuple[Outpost, str]:
     """Say that this process is ready, and agree with the node on the way of messages: an outpost for it, and the way in
-    words. `take`, `told`: as Outpost has it. Raises PeerLost."""
+    words. `take`, `told`, `give`: as Outpost has it. Raises PeerLost."""
     layout = welcome.plan.layout
     way: Mirror | str = welcome.why_tcp
     if welcome.device:
@@ -182,24 +199,25 @@ def settle(
     else:
         wire.send({"ready": True})
     if isinstance(way, Mirror):
-        return RdmaOutpost(wire, layout, way, take, told), f"RDMA over {way.device}"
+        return RdmaOutpost(wire, layout, way, take, told, give), f"RDMA over {way.device}"
     if ways.transport == "rdma":
         raise PeerLost(f"--transport rdma: {way}")
-    return Outpost(wire, layout, take, told), f"TCP; no RDMA: {way}"
+    return Outpost(wire, layout, take, told, give), f"TCP; no RDMA: {way}"
 
 
-def new_share(wire: FrameSocket, duty: Duty, source: ModelSource | None, tell: Callable[[], None]) -> Share:
-    """With the experts of `duty`, from `source`, or from the node at the other end. `tell` is called from time to time.
-    Raises ModelError, PeerLost."""
+def new_share(wire: FrameSocket, welcome: Welcome, source: ModelSource | None, tell: Callable[[], None]) -> Share:
+    """With the experts that `welcome` asks for, from `source`, or from the node at the other end. `tell` is called from
+    time to time. Raises ModelError, PeerLost."""
+    duty = welcome.duty
     share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
     if source is None:
-        _pull(wire, duty, share)
+        _pull(wire, welcome, share)
     else:
         fill(duty, source, {duty.rank: share}, progress=telling(tell))
     return share
 
 
-def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
+def _pull(wire: FrameSocket, welcome: Welcome, share: Share) -> None:
     """All experts of the share from the node. Raises PeerLost."""
 
     def place(header: Header, nbytes: int) -> Sequence[memoryview]:
@@ -210,11 +228,13 @@ def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
 
     wire.trust(place)
     wire.await_for(LOADING_S)  # the share of other nodes waits for this one
-    for layer, slot, _ in duty.experts:
+    for layer, slot, expert in welcome.duty.experts:
         wanted = layer, slot
         wire.send({"want": [layer, slot]})
-        if "expert" not in wire.frame().header:
+        if "expert" not in (header := wire.frame().header):
             raise PeerLost("the node sent something else than an expert")
+        if header.get("sum") != checksum(welcome.fingerprint, layer, expert, share.bytes_of(layer, slot)):
+            raise PeerLost(f"expert {expert} of layer {layer} came damaged")
 
 
 def limit_threads(count: int) -> None:

@@ -84,6 +84,10 @@ class Share:
         self._staged[layer, slot] = [torch.empty_like(part[layer, slot]) for part in self._parts]
         return [_bytes(part) for part in self._staged[layer, slot]]
 
+    def staged(self, layer: int, slot: int) -> list[memoryview]:
+        """The memory that `room` gave for this expert; nothing if it gave none."""
+        return [_bytes(part) for part in self._staged.get((layer, slot), ())]
+
     def stage(self, layer: int, slot: int, other: Share, other_slot: int) -> None:
         """As `copy`, to be used from `commit` on."""
         self._staged[layer, slot] = [part[layer, other_slot].clone() for part in other._parts]

@@ -19,6 +19,7 @@ from functools import partial
 from engine.checkpoint.model_source import ModelSource
 from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
 from engine.experts.loading import TELL_S
+from engine.experts.pulling import Lender
 from engine.experts.remote_worker import AGAIN_S, DEFAULT_WAYS, LOOK_S, limit_threads, new_share, settle
 from engine.experts.share import Share
 from engine.experts.work import COMPUTE, Work
@@ -201,7 +202,7 @@ class SharedRank:
             with suppress(PeerLost):  # what is loaded is for the other nodes too
                 wire.send({"loading": True})
 
-        self._share = new_share(wire, welcome.duty, self._source, tell)
+        self._share = new_share(wire, welcome, self._source, tell)
         self._held = welcome
         return self._share
 
@@ -210,13 +211,15 @@ class SharedRank:
     ) -> None:
         """Until the connection has ended. `near`: to the node's socket, if it was reached. Raises PeerLost."""
         told = partial(self._told, where)
+        lender = Lender(welcome, share, {(layer, slot): expert for layer, slot, expert in welcome.duty.experts})
         outpost: Outpost | NearOutpost
         if near is None:
-            outpost, way = settle(wire, welcome, self._ways, told=told)
+            outpost, way = settle(wire, welcome, self._ways, told=told, give=lender.give)
         else:
             wire.send({"ready": True, "near": True})
             with near:
-                outpost, way = NearOutpost(wire, welcome.plan.layout, take(near, 2), told), "through shared memory"
+                given = take(near, 2), told, lender.give
+                outpost, way = NearOutpost(wire, welcome.plan.layout, *given), "through shared memory"
         log.info("rank %d of the experts of the node at %s, %s", self._rank, where, way)
         told([])
         try:

@@ -2,7 +2,7 @@
 
 COMPUTE  layer, rows, pairs    answer[row] = sum over the row's pairs of  weight * expert(slot, x[row]), in float32
 STAGE    layer, moves          read experts from other ranks: (slot, rank, slot there) of each, in the rows' place
-TAKE     layer, 0, 0, slot, expert, whether it is the first of a move: the expert came with the message
+TAKE     layer, 0, 0, slot, expert, whether it is the first of a move, checksum: the expert came with the message
 COMMIT                         use them
 """
 

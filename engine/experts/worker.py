@@ -45,7 +45,7 @@ def main(descriptor: int) -> int:
         desk = Desk(Region.attach("desk", start.desk, desk_bytes(plan.layout)), plan.layout)
         bell = Region.attach("bell", start.bell, os.fstat(start.bell).st_size)
         try:
-            fill(duty, start.source, shares, progress=telling(lambda: link.send(LOADING)))
+            fill(duty, start.source, shares, progress=telling(lambda: link.send(LOADING)), given=start.given)
         except (ModelError, ValueError) as error:
             link.send(str(error))
             return 1

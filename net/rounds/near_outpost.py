@@ -12,16 +12,18 @@ from net.errors import PeerLost, PeerRefused
 from net.rounds.desk import Desk, Heart, Message, desk_bytes
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
-from net.rounds.outpost import Told, addresses
+from net.rounds.outpost import Give, Told, addresses, nothing, pulled
 from net.transfer.common.memory import Region
 
 
 class NearOutpost:
     """A context manager: inside, messages arrive at `desk` and beats leave. `ended` says why that is over."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout, descriptors: list[int], told: Told) -> None:
+    def __init__(
+        self, wire: FrameSocket, layout: Layout, descriptors: list[int], told: Told, give: Give = nothing
+    ) -> None:
         """`descriptors`: of the desk and of the bell, which belong to this object from now on, also if this raises.
-        `told`: as Outpost has it. Raises PeerLost if the memory is not of this layout."""
+        `told`, `give`: as Outpost has it. Raises PeerLost if the memory is not of this layout."""
         desk, bell = descriptors
         with ExitStack() as undo:
             try:
@@ -37,7 +39,7 @@ class NearOutpost:
             except (OSError, ValueError) as error:
                 raise PeerLost(f"the memory of the node cannot be used: {error}") from None
         self.ended: str | None = None
-        self._wire, self._told = wire, told
+        self._wire, self._told, self._give = wire, told, give
         self._thread = threading.Thread(target=self._receive, name="rounds-end", daemon=True)
 
     def __enter__(self) -> Self:
@@ -69,7 +71,10 @@ class NearOutpost:
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
-                self._told(addresses(frame.header))
+                if "pull" in frame.header:
+                    self._wire.send(*pulled(self._give, frame.header))
+                else:
+                    self._told(addresses(frame.header))
         except (PeerLost, PeerRefused, FrameError) as error:
             self.ended = str(error)
             self._wire.end()

@@ -17,6 +17,8 @@ from net.transfer.common.memory import Region
 
 Take = Callable[[list[int], int], Sequence[memoryview]]
 Told = Callable[[list[str]], None]
+Give = Callable[[list[int], int, int], tuple[memoryview, int] | None]
+"""(name, begin, bytes) -> these bytes, which do not change, and their checksum; None if it is not here."""
 
 
 def untaken(head: list[int], nbytes: int) -> Sequence[memoryview]:
@@ -26,6 +28,24 @@ def untaken(head: list[int], nbytes: int) -> Sequence[memoryview]:
 
 def unheard(nodes: list[str]) -> None:
     """Which processes ask does not matter."""
+
+
+def nothing(name: list[int], at: int, nbytes: int) -> tuple[memoryview, int] | None:
+    """Nothing can be pulled from here."""
+    return None
+
+
+def pulled(give: Give, header: Header) -> tuple[Header, list[memoryview]]:
+    """The answer to a frame {"pull": ...}. Raises FrameError."""
+    match header:
+        case {"pull": int(number), "name": [*name], "at": int(at), "n": int(nbytes)} if all(map(_is_int, name)):
+            given = give(name, at, nbytes)
+            return ({"pulled": number}, []) if given is None else ({"pulled": number, "sum": given[1]}, [given[0]])
+    raise FrameError("a frame pulls nothing that has a name")
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
 
 
 def addresses(header: Header) -> list[str]:
@@ -50,15 +70,17 @@ class Outpost:
         layout: Layout,
         take: Take = untaken,
         told: Told = unheard,
+        give: Give = nothing,
         region: Region | None = None,
     ) -> None:
         """`wire`: nothing but messages comes on it from now on. `take(head, nbytes)`: memory for bytes that come with a
         message and have no room in it, called before the message arrives; raises FrameError for what cannot be.
-        `told(nodes)`: HOST:PORT of the processes that ask here. Both are called in a thread of this outpost. `region`:
-        of the desk, which belongs to this object from now on; None = new memory."""
+        `told(nodes)`: HOST:PORT of the processes that ask here. `give`: what can be pulled. All three are called in a
+        thread of this outpost. `region`: of the desk, which belongs to this object from now on; None = new memory."""
         self.desk = Desk(region or Region.private("desk", desk_bytes(layout)), layout)
         self.ended: str | None = None
         self._wire, self._bell, self._take, self._told = wire, new_bell("bell"), take, told
+        self._give = give
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._receive, name="rounds-receive", daemon=True),
@@ -138,6 +160,9 @@ class Outpost:
                     raise PeerLost("the other side has let this one go")
                 if "nodes" in frame.header:
                     self._told(addresses(frame.header))
+                    continue
+                if "pull" in frame.header:
+                    self._wire.send(*pulled(self._give, frame.header))
                     continue
                 head = self._head(frame.header)
                 if not frame.payload:  # nothing was placed, so nothing was checked

@@ -10,6 +10,7 @@
     {"bye": true}                 ──>                      no message follows
     {"nodes": addresses}          ──>                      the asking processes that share the answering one
 
+and what is pulled, as connected_desk.py has it.
 The message is written to memory of this process as for a rank on this host, and nobody else needs to know the
 difference: what arrives is put where a local process would have put it, and rings the same bell.
 """
@@ -67,7 +68,9 @@ class RemoteDesk(ConnectedDesk):
             self._wire.post({"bye": True}, [])
 
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
-        """The memory of an answer. Raises FrameError for anything else."""
+        """The memory of an answer, or of what is pulled. Raises FrameError for anything else."""
+        if "pulled" in header:
+            return self._room(header, nbytes)
         self._check(header, nbytes)
         begin = PAGE + self.layout.message_bytes
         return [self.region.memory[begin : begin + nbytes]]

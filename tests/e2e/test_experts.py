@@ -122,7 +122,8 @@ def test_a_node_waits_for_ranks_of_other_hosts(start: Start, moe, expected, tmp_
             soon(lambda: get(f"{url}/health") == {"status": "ok"}, 60)
             assert texts(url) == expected
             settled(cluster)
-            assert get(f"{url}/debug/state")["engine"]["experts"]["remote"]["connected"] == [1, 2]
+            experts = get(f"{url}/debug/state")["engine"]["experts"]
+            assert experts["remote"]["connected"] == [1, 2] and experts["experts_from"]["ranks"] > 0
     finally:
         for process in others:
             process.kill()

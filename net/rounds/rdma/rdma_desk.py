@@ -8,7 +8,7 @@ Both sides have desks of the same layout, and each writes what the other one rea
                               <──  rows of the answer, number of the answer
 
 All else stays on the TCP connection as remote_desk.py has it: beats, the end of either side, names of nodes, and
-messages with bytes that have no room in one (experts that move, between two steps).
+messages with bytes that have no room in one (experts that move, between two steps), and what is pulled.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from net.rounds import native
 from net.rounds.desk import ANSWERED_AT, Message
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import PAGE, Layout
-from net.rounds.outpost import Outpost, Take, Told
+from net.rounds.outpost import Give, Outpost, Take, Told, nothing
 from net.rounds.rdma.mirror import Mirror
 
 
@@ -16,9 +16,11 @@ class RdmaOutpost(Outpost):
     """A context manager: inside, messages arrive at `desk` and beats leave. `ended` says why that is over. Owns the
     mirror, which is connected."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout, mirror: Mirror, take: Take, told: Told) -> None:
+    def __init__(
+        self, wire: FrameSocket, layout: Layout, mirror: Mirror, take: Take, told: Told, give: Give = nothing
+    ) -> None:
         """As Outpost has it."""
-        super().__init__(wire, layout, take, told, mirror.region)
+        super().__init__(wire, layout, take, told, give, mirror.region)
         self._mirror = mirror
 
     def __enter__(self) -> Self:

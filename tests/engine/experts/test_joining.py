@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +19,7 @@ from engine.experts import loading, rank_command, remote_ranks, remote_worker
 from engine.experts.joining import VERSION, Joining, Welcome
 from engine.experts.placing.placement import first_placement
 from engine.experts.plan import Duty, Plan
+from engine.experts.pulling import Sources, checksum
 from engine.experts.remote_ranks import RemoteRanks
 from engine.experts.remote_worker import RemoteWorker
 from engine.experts.share import Share
@@ -48,8 +48,8 @@ def plan_of(layers: int, experts: int, ranks: int, copies: int, remote: int) -> 
 
 def test_a_rank_joins_a_node_whose_placement_is_as_long_as_that_of_deepseek_v3():
     """58 layers of 256 experts, two of each on 16 ranks."""
-    plan = plan_of(58, 256, 16, 2, remote=15)
-    welcome = bodies.encode(Welcome(3, "a model", plan, first_placement(58, 256, 16, 512, 2)))
+    plan, placement = plan_of(58, 256, 16, 2, remote=15), first_placement(58, 256, 16, 512, 2)
+    welcome = bodies.encode(Welcome(3, "a model", plan, placement))
     assert len(json.dumps(welcome)) > 100_000
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker = RemoteWorker(listener.getsockname(), None, None)
@@ -70,7 +70,9 @@ def test_a_rank_joins_a_node_whose_placement_is_as_long_as_that_of_deepseek_v3()
             expert, handed = memoryview(bytes(4 * plan.expert_elements)), 0
             while "ready" not in (header := wire.frame().header):
                 if "want" in header:
-                    wire.send({"expert": header["want"]}, [expert])
+                    layer, slot = header["want"]
+                    told = checksum("a model", layer, placement.layers[layer][3][slot], [expert])
+                    wire.send({"expert": header["want"], "sum": told}, [expert])
                     handed += 1
             assert handed == 58 * plan.slots
         finally:
@@ -185,7 +187,7 @@ def door() -> Iterator[Callable[..., RemoteRanks]]:
         config = Config(model="a model", host=host, expert_parallel_size=2, expert_remote_ranks=1)
         source: Any = SimpleNamespace(fingerprint="a model")
         first = Duty(0, plan_of(1, 4, 2, 1, remote=1), first_placement(1, 4, 2, 4, 1))
-        made.append(RemoteRanks(config, source, {}, first, bell, open_expert_door(config)))
+        made.append(RemoteRanks(config, Sources(first.plan, source), {}, first, bell, open_expert_door(config)))
         return made[-1]
 
     yield opened
@@ -251,7 +253,6 @@ def test_those_that_say_nothing_keep_no_place_and_those_that_wait_do(door, monke
     assert made._waiting._value == 1
     placement, group = first_placement(1, 4, 2, 4, 1), SimpleNamespace()
     group.restart_from = lambda rank: (placement, ())
-    monkeypatch.setattr(remote_ranks, "open_weights", lambda *given: nullcontext())
     made.begin(group, [])  # type: ignore[arg-type]
     assert bodies.decode(Welcome, waiting.frame().header["welcome"]).rank == 1
     wait_for(lambda: made._waiting._value == 2)  # it loads: no place for strangers any more
@@ -269,9 +270,8 @@ def test_ranks_that_may_be_added_get_processes_after_all_others():
         model="m", host="127.0.0.1", expert_parallel_size=2, expert_remote_ranks=1, max_expert_parallel_size=3
     )
     source: Any = SimpleNamespace(fingerprint="a model")
-    made = RemoteRanks(
-        config, source, {}, Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1)), bell, open_expert_door(config)
-    )
+    first = Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1))
+    made = RemoteRanks(config, Sources(plan, source), {}, first, bell, open_expert_door(config))
     try:
         assert list(made.absent()) == [1] and made.hosts() == ["of rank 1", "of rank 2"]
         wire: Any = SimpleNamespace(end=lambda: None)

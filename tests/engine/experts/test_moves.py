@@ -18,7 +18,7 @@ def test_experts_come_from_memory_here_if_a_rank_here_has_them():
     assert move.copied == {0: [(1, 1, 1)]}
     assert move.written == [(1, 1, 3)]
     assert move.sent == {2: [(1, 2, (1, 1))], 3: [(0, 4, None)]}
-    assert move.unread == {3, 4} and move.count == 4
+    assert move.far == {3: [(2, 0)], 4: [(2, 1)]} and sorted(move.come_to_rank_0) == [3, 4] and move.count == 4
     assert Move.between(before, before, 0, 2).count == 0
 
 
@@ -39,6 +39,9 @@ def test_every_place_that_changes_is_filled_once(seed):
         for slot, expert, at in sent:
             assert at is None or (at[0] < local and before.layers[0][at[0]][at[1]] == expert)
             filled[rank, slot] = expert
+    for expert, copies in move.far.items():
+        assert copies == before.holders(0, expert) and all(rank >= local for rank, _ in copies)
+    assert set(move.come_to_rank_0) == set(move.far)
     places = [(rank, slot) for rank in range(4) for slot in range(4)]
     old, new = ({(rank, slot): one.layers[0][rank][slot] for rank, slot in places} for one in (before, after))
     assert filled == {place: new[place] for place in places if old[place] != new[place]}

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from engine.experts.placing.placement import imbalance
 from lab.faults.networks.tcp_way import Way
 from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
 from net.transfer.rdma import verbs
-from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, ranks, saved, wait_for
+from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, kill, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
+from tests.engine.tiny_families import save
 
 __all__ = ["saved"]
 
@@ -333,3 +335,97 @@ def test_a_port_in_use_is_named(saved):
         told = f"--expert-port {port} on 127.0.0.1: Address already in use"
         with pytest.raises(UsageError, match=told), ranks(saved("mixtral"), expert_remote_ranks=1, expert_port=port):
             pass
+
+
+class WithoutCheckpoint:
+    """A node whose ranks have loaded, and whose checkpoint is gone since then."""
+
+    def __init__(self, made: Ranks, path: Path) -> None:
+        self.made, self._wanted = made, expected(path)
+        all_here(made)
+        self.right()
+        path.rename(path.with_name("away"))
+
+    def right(self) -> None:
+        for logits, one in zip(all_logits(self.made.logits), self._wanted, strict=True):
+            torch.testing.assert_close(logits, one, **TOLERANCE)
+
+    @property
+    def came(self) -> Counter[str]:
+        """Experts, by where they came from."""
+        return Counter(self.made.processes.state()["experts_from"])
+
+    def move(self, places: dict[tuple[int, int], int]) -> None:
+        """These experts to these ranks and slots of the first layer."""
+        group = self.made.group
+        slots = [list(one) for one in group.placement.layers[0]]
+        for (rank, slot), expert in places.items():
+            slots[rank][slot] = expert
+        placement = group.placement.with_layer(0, [tuple(one) for one in slots])
+        group.balance = OneMove(0, placement)
+        group.begin()
+        group.balance = None
+        assert group.placement is placement
+
+    def of(self, rank: int, here: Collection[int]) -> Counter[str]:
+        """Where the experts of a rank come from when it is started again: from others of these ranks, or elsewhere."""
+        placement = self.made.group.placement
+        every = [(layer, e) for layer, ranks in enumerate(placement.layers) for e in ranks[rank]]
+        others = [{other for other, _ in placement.holders(*one)} - {rank} for one in every]
+        memory = sum(1 for there in others if there & {*here})
+        assert all(others) and memory < len(every)
+        return Counter(memory=memory, ranks=len(every) - memory)
+
+
+def test_experts_that_only_other_hosts_have_come_from_there_when_the_checkpoint_is_gone(tmp_path):
+    """Rank 0 is here, 1 and 2 are elsewhere. Experts move to ranks here and there, also while a rank that has them is
+    stopped, and a rank that was killed gets its experts back."""
+    save("mixtral", path := tmp_path / "model")
+    flags: dict[str, Any] = {"expert_parallel_size": 3, "expert_remote_ranks": 2, "expert_replicas": 2}
+    with ranks(path, **flags) as made, joins(port_of(made)) as one, joins(port_of(made)) as other:
+        node = WithoutCheckpoint(made, path)
+        placed = made.group.placement.layers[0]
+        far = next(e for e in placed[1] if e in placed[2])
+        near = next(e for e in placed[0] if e in placed[1])
+        here, there = (0, placed[0].index(near)), (2, placed[2].index(far))
+        for places, came in (
+            ({here: far, there: near}, {"ranks": 1, "memory": 1}),
+            ({here: near, there: far}, {"ranks": 1, "memory": 0}),  # only rank 1 has it for rank 2
+        ):
+            before = node.came
+            node.move(places)
+            assert node.came - before == Counter(came) + Counter(memory=places[here] == near)
+            node.right()
+        for process in (one, other):
+            process.send_signal(signal.SIGSTOP)
+            before = node.came
+            node.move({here: far})
+            process.send_signal(signal.SIGCONT)
+            assert node.came - before == Counter(ranks=1)
+            node.right()
+            made.until(lambda state: not state["masked"])
+            node.move({here: near})
+            node.right()
+        before = node.came
+        other.kill()
+        made.until(lambda state: bool(state["masked"]))
+        (rank,) = map(int, made.processes.missing())
+        with joins(port_of(made)):
+            made.until(lambda state: not state["masked"])
+            assert node.came - before == node.of(rank, [0])
+            node.right()
+
+
+def test_a_process_of_the_nodes_host_that_is_started_again_needs_no_checkpoint(tmp_path):
+    """Ranks 0 and 1 are here, and 2 elsewhere: from there comes what rank 0 does not have."""
+    save("mixtral", path := tmp_path / "model")
+    flags: dict[str, Any] = {"expert_parallel_size": 3, "expert_remote_ranks": 1, "expert_replicas": 2}
+    with ranks(path, **flags) as made, joins(port_of(made)):
+        node = WithoutCheckpoint(made, path)
+        before = node.came
+        kill(made, 1)
+        made.until(lambda state: state["restarts"] == 1 and not state["masked"])
+        assert node.came - before == node.of(1, [0])
+        pairs = made.group.pairs[1]
+        node.right()
+        assert made.group.pairs[1] > pairs

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config.config import Config
 from engine.experts import remote_ranks, shared_rank
@@ -34,8 +35,10 @@ from net.rounds.layout import Layout
 from net.rounds.near import Handover
 from net.rounds.rdma.offer import Offer
 from net.transfer.common.memory import Region
-from tests.engine.experts.test_ranks import Ranks, all_logits, ranks, saved, wait_for
+from tests.engine.experts.test_ranks import Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.experts.test_remote_ranks import MOONCAKE, joins, port_of, refused, same
+from tests.engine.model.test_model import TOLERANCE
+from tests.engine.tiny_families import save
 
 __all__ = ["saved"]
 
@@ -241,6 +244,22 @@ def test_over_tcp_where_memory_cannot_be_shared(saved, monkeypatch, name, instea
         assert state["connected"] == [0, 1] and state["near"] == []
 
 
+def test_a_rank_without_the_checkpoint_gets_its_experts_from_another_one(tmp_path):
+    """Through the node, which has no experts itself and can no longer read its checkpoint."""
+    save("mixtral", path := tmp_path / "model")
+    wanted = expected(path)
+    with node(path, expert_replicas=2) as a, joins(port_of(a), "--rank", "0", "--model", str(path)):
+        wait_for(lambda: a.processes.state()["remote"]["connected"] == [0])
+        path.rename(tmp_path / "away")
+        with joins(port_of(a), "--rank", "1"):
+            here(a)
+            for logits, one in zip(all_logits(a.logits), wanted, strict=True):
+                torch.testing.assert_close(logits, one, **TOLERANCE)
+            plan, state = a.processes.plan, a.processes.state()
+            assert state["experts_from"] == {"memory": 0, "ranks": len(plan.layers) * plan.slots, "checkpoint": 0}
+            assert a.group.pairs[1] > 0 and state["remote"]["near"] == [0, 1]
+
+
 def test_memory_that_nobody_takes_is_freed(monkeypatch):
     made: list[Region] = []
     monkeypatch.setattr(remote_ranks, "new_region", lambda *given: made.append(new_region(*given)) or made[0])
@@ -379,7 +398,7 @@ def rank_of(source: Any = None) -> SharedRank:
 
 def test_a_share_is_replaced_only_when_no_node_uses_it(monkeypatch):
     filled: list[Any] = []
-    monkeypatch.setattr(shared_rank, "new_share", lambda wire, duty, source, tell: filled.append(duty) or object())
+    monkeypatch.setattr(shared_rank, "new_share", lambda wire, welcome, *given: filled.append(welcome) or object())
     made, sent = rank_of(), list[dict[str, Any]]()
     wire: Any = SimpleNamespace(send=sent.append)
     first = Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2))
@@ -450,7 +469,7 @@ def test_a_node_that_hangs_while_it_hands_out_weights_is_given_up():
 
     wire: Any = SimpleNamespace(trust=lambda place: None, send=lambda header: None, frame=frame, await_for=waits.append)
     with pytest.raises(PeerLost, match="nothing came"):
-        new_share(wire, Duty(0, PLAN, first_placement(2, 4, 2, 8, 2)), None, lambda: None)
+        new_share(wire, Welcome(0, "m", PLAN, first_placement(2, 4, 2, 8, 2)), None, lambda: None)
     assert waits == [LOADING_S]
 
 
