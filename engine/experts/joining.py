@@ -29,7 +29,7 @@ SILENCE_S = 10.0
 """A connection on which nothing comes for this long has ended: a rank beats every 10 ms, also while it has no work."""
 LOADING_S = 180.0
 """The same while a rank loads."""
-VERSION = f"{__version__}/5"
+VERSION = f"{__version__}/6"
 """The second number counts changes of what is said here and of the messages."""
 
 
@@ -45,6 +45,7 @@ class Joining:
     shared: bool = False  # it answers several nodes, as this rank and no other
     boot: str = ""  # of its host; "": it shares no memory
     rdma: Offer = NO_RDMA
+    name: str = ""  # that the one who started it gave it
 
 
 @dataclass(frozen=True, slots=True)

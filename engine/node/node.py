@@ -227,6 +227,12 @@ class Node:
         if config.scale_command is not None:
             self.serving.scaler = Scaler(config, self.gossip, self.channel, self.measures.metrics)
             self.serving.scaler.start()
+        if config.expert_scale_command is not None and self.engine is not None and self.engine.ranks is not None:
+            from engine.scaling.rank_scaler import RankScaler  # here, because it imports torch
+
+            scaler = RankScaler(config, self.gossip, self.engine.ranks, self.measures.metrics)
+            self.serving.rank_scaler = scaler
+            scaler.start()
         self.serving.unready = self.serving.gave_up
         log.info("ready after %s", self.measures.phases.line())
 
@@ -245,6 +251,8 @@ class Node:
         """Leave the cluster and release everything, in reverse order."""
         if self.serving.scaler is not None:
             await self.serving.scaler.close()
+        if self.serving.rank_scaler is not None:
+            await self.serving.rank_scaler.close()
         await self.door.close()
         if self._prefault is not None:
             await asyncio.to_thread(self._prefault.close)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.beyond.holder import Holder  # torch, which a store node does not load
     from engine.node.engine import Engine
     from engine.node.kv_events import KvEvents  # ZeroMQ
+    from engine.scaling.rank_scaler import RankScaler  # torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Serving:
     fleet: Fleet | None = None  # of a node with --backend
     weights: WeightsMember | None = None
     scaler: Scaler | None = None  # of a node with --scale-command
+    rank_scaler: RankScaler | None = None  # of a node with --expert-scale-command
     holder: Holder | None = None  # of a node with --attention-elsewhere
     weight_dtype: str | None = None  # --weight-dtype of the engine, not auto; without one, of the node that was joined
 
