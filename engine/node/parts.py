@@ -11,6 +11,7 @@ from cache.tiers.local_store import LocalStore
 from engine.front.acceptor import Acceptor
 from engine.node.phases import Phases
 from engine.observe.history import History
+from engine.scaling.rank_scaler import RankScaler
 from engine.scaling.scaler import Scaler
 from engine.update.member import WeightsMember
 from net.loop.stalls import StallMonitor
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from engine.beyond.holder import Holder  # torch, which a store node does not load
     from engine.node.engine import Engine
     from engine.node.kv_events import KvEvents  # ZeroMQ
-    from engine.scaling.rank_scaler import RankScaler  # torch
 
 
 @dataclass(frozen=True, slots=True)

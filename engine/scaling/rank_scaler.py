@@ -1,5 +1,4 @@
-"""The shell of sched/scaling/width.py: looks at this node's own load, and starts and ends ranks with experts by
---expert-scale-command.
+"""The shell of sched/scaling/width.py: starts and ends ranks for this node's own load, by --expert-scale-command.
 
 Every node does this for itself, because its ranks are its own. When it stops, it ends those that it started: they would
 wait for a node that does not come back.
@@ -9,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from engine.config.config import Config
 from engine.config.scaling import command_parts
-from engine.experts.processes import ExpertProcesses
 from engine.scaling.command import CommandFailed, call
 from engine.scaling.orders import Orders, period_s, rules_of
 from engine.scaling.scaler import loads
@@ -22,6 +21,9 @@ from net.metrics.events import Metrics
 from sched.scaling.bounds import Bounds
 from sched.scaling.crew import Effect, Start
 from sched.scaling.width import RANK, Width
+
+if TYPE_CHECKING:
+    from engine.experts.processes import ExpertProcesses  # torch
 
 log = logging.getLogger("mooncake.scaling")
 

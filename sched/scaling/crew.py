@@ -1,5 +1,4 @@
-"""Members of one kind, nodes of a role or ranks of a node, that start and leave so that there are as many as needed.
-Pure.
+"""Members of one kind, nodes of a role or ranks of a node, that start and leave with the need for them. Pure.
 
     start   need > ready + coming for out_s: all that are missing
     drain   spare < ready for in_s, in_s after the last change: all that can be spared

@@ -25,7 +25,7 @@ from tests.e2e.conftest import SMALL, Start, complete, settled, wait_until
 
 NAME = "scaled-mixed-0"
 CLIENTS, TOKENS = 12, 40
-LONG_TOKENS = 800
+LONG_TOKENS = 500
 SOON = ["--scale-out-ms", "400", "--scale-in-ms", "1500"]
 SOON += ["--slo", "standard:ttft=60,tbt=60"]  # on a busy machine a step may take long
 WITHIN_S = 150
@@ -111,19 +111,11 @@ def test_a_node_joins_with_the_load_and_leaves_without_dropping_a_request(start:
 
 def test_a_rank_with_experts_joins_with_the_load_and_leaves_under_a_request(start: Start, tmp_path):
     """Requests get the tokens that the node computes without the rank, also one that is under way while it leaves."""
-    flags = [
-        *tiny_model_in(tmp_path, **EXPERTS),
-        "--max-model-len",
-        "2048",
-        *SMALL,
-        "--calibration-ms",
-        "0",
-        "--max-num-seqs",
-        "4",
-    ]
+    model = [*tiny_model_in(tmp_path, **EXPERTS), "--max-model-len", "2048", *SMALL]
+    flags = [*model, "--calibration-ms", "0", "--max-num-seqs", "2"]
     ranks = ["--expert-parallel-size", "2", "--max-expert-parallel-size", "3", *SOON]
     ranks += ["--expert-scale-command", shlex.join(command_of(tmp_path, "--num-threads", "1"))]
-    with ended(tmp_path), start("mixed=1", *flags, *ranks) as cluster, ThreadPoolExecutor(CLIENTS + 1) as clients:
+    with ended(tmp_path), start("mixed=1", *flags, *ranks) as cluster, ThreadPoolExecutor() as clients:
         node = cluster.nodes[0]
         name = f"{node.name}-rank-0"
 
@@ -147,7 +139,7 @@ def test_a_rank_with_experts_joins_with_the_load_and_leaves_under_a_request(star
         assert ranks_are(2)
         spanned = False
         while not spanned:  # once the rank must leave while a long request runs
-            loads = [clients.submit(load) for _ in range(CLIENTS)]
+            loads = [clients.submit(load) for _ in range(6)]
             short = {one.result(WITHIN_S) for one in loads}
             assert len(short) == 1 and calm.startswith(short.pop())
             long = clients.submit(answer, LONG_TOKENS)
