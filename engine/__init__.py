@@ -27,7 +27,7 @@ Files:
                     tokens divided
     sampling/       From logits to tokens: penalties, draws, and randomness that does not depend on the node of a
                     request
-    scaling/        Nodes for the load: roles that change, nodes that start and leave
+    scaling/        Nodes for the load: roles that change, nodes and ranks with experts that start and leave
     sites/          Sites: which site computes a request, and prefixes that come from the pools of other sites
     speculation/    Speculative decoding: how drafts are proposed and verified
     start/          From the flags to a serving node: what is imported when, and the life of the process

@@ -31,6 +31,6 @@ Files:
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class
                  each
-    scaling/     How many nodes of each role the load needs, and which of them start or leave
+    scaling/     How many nodes of each role the load needs, how many ranks a node, and which of them start or leave
     sessions/    Sessions: when the next turn of a conversation comes, and what happens to its KV until then
 """

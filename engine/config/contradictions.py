@@ -177,11 +177,17 @@ def _scaling(config: Config) -> Iterator[str]:
         yield "--scale-command and --scale-nodes go together: give both or neither"
     if config.scale_command is not None and config.backend is not None:
         yield "--scale-command starts nodes of ours; with --backend, the workers' own launcher does: use one of the two"
+    if config.expert_scale_command is not None and config.max_expert_parallel_size <= config.expert_parallel_size:
+        yield (
+            "--expert-scale-command starts ranks beyond --expert-parallel-size: give --max-expert-parallel-size, the "
+            "number of ranks at most"
+        )
     if config.placement == "mooncake-cost" and config.backend is not None:
         yield "--placement mooncake-cost: workers behind --backend have no --node-cost; choose another placement"
     for flag, value, parse in (
         ("--scale-command", config.scale_command, command_parts),
         ("--scale-nodes", config.scale_nodes, parse_bounds),
+        ("--expert-scale-command", config.expert_scale_command, command_parts),
     ):
         if value is not None:
             try:

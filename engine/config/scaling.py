@@ -78,17 +78,29 @@ class ScalingFields(CacheFields):
         "prefill=1..4,decode=1..8 or mixed=1..4; only nodes that --scale-command started leave again",
         unit="role=least..most,...",
     )
+    expert_scale_command: str | None = flag(
+        None,
+        "scaling",
+        "command that starts and ends ranks of this node with its load, from --expert-parallel-size to "
+        "--max-expert-parallel-size, such as 'scripts/deploy/scale-local {action} {role} {name} {join} --model DIR': "
+        "{action} is start or stop, {role} expert-rank, {name} the --name and {join} the --join of mooncake.py "
+        "expert-rank; a start of a rank that runs must do nothing, a stop sends SIGTERM",
+        unit="command",
+    )
     scale_out_ms: int = flag(
-        10_000, "scaling", "time for which a role must need more nodes before one starts", least=100
+        10_000,
+        "scaling",
+        "time for which a role must need more nodes, or a node more ranks, before they start",
+        least=100,
     )
     scale_in_ms: int = flag(
         300_000,
         "scaling",
-        "time for which a role must need fewer nodes before they leave, and after any change",
+        "time for which a role must need fewer nodes, or a node fewer ranks, before they leave, and after any change",
         least=100,
     )
     scale_start_ms: int = flag(
-        900_000, "scaling", "maximum time from a start to a ready node; then the start has failed", least=100
+        900_000, "scaling", "maximum time from a start to a ready node or rank; then the start has failed", least=100
     )
 
 

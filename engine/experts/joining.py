@@ -45,6 +45,7 @@ class Joining:
     shared: bool = False  # it answers several nodes, as this rank and no other
     boot: str = ""  # of its host; "": it shares no memory
     rdma: Offer = NO_RDMA
+    name: str = ""  # that the one who started it gave it
 
 
 @dataclass(frozen=True, slots=True)

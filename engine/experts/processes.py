@@ -37,6 +37,7 @@ from engine.model.model_error import ModelError
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
 from net.rounds.door import Door
 from net.transfer.common.memory import Region
+from sched.scaling.width import Rank
 
 log = logging.getLogger("mooncake.experts")
 
@@ -136,6 +137,15 @@ class ExpertProcesses:
     def lack(self) -> float:
         """See ExpertGroup.lack."""
         return 0.0 if self.group is None else self.group.lack()
+
+    def joined(self) -> list[Rank]:
+        """The ranks of other hosts that have a process."""
+        return [] if self.remote is None else self.remote.joined(self.missing())
+
+    @property
+    def where(self) -> str | None:
+        """HOST:PORT at which ranks of other hosts join; None if none may."""
+        return None if self.remote is None else self.remote.where
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         def may_leave(now: bool) -> None:
             _on_signals(leave if now else signal.SIG_DFL)
 
-        worker = RemoteWorker(parsed(nodes[0]), source, key, may_leave, ways)
+        worker = RemoteWorker(parsed(nodes[0]), source, key, may_leave, ways, args.name)
         worker.run()
         return 0
     except (PeerRefused, ModelError, KeyFileError) as error:
@@ -102,6 +102,12 @@ def flags() -> argparse.ArgumentParser:
         type=_rank,
         help="number of this rank, from 0, if nodes share it: those have --expert-remote-ranks equal to "
         "--expert-parallel-size. Without it, the node gives this process a number",
+    )
+    parser.add_argument(
+        "--name",
+        default="",
+        help="for the node that started this process by --expert-scale-command: it ends processes under the names that "
+        "it gave them, and no others",
     )
     parser.add_argument("--model", help="the node's model on this host; without it, the weights come from the node")
     parser.add_argument("--load-format", default="auto", help="of --model, as the node's (default: auto)")

@@ -13,7 +13,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +43,7 @@ from net.rounds.rdma.rdma_desk import RdmaDesk
 from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
 from net.transfer.shm.transport import boot_id
+from sched.scaling.width import Rank
 
 log = logging.getLogger("mooncake.experts")
 
@@ -57,12 +58,14 @@ AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class _Guest:
-    """A connection that has a place. `host`: as `host_of` says. `desk`: once it is ready; `way`: how messages go to it.
-    `beats`: of a near desk, and since when there were no others, by the monotonic clock, as was seen last."""
+    """A connection that has a place. `host`: as `host_of` says. `name`: of its process. `desk`: once it is ready;
+    `way`: how messages go to it. `beats`: of a near desk, and since when there were no others, by the monotonic clock,
+    as was seen last."""
 
     instance: str
     wire: FrameSocket
     host: str | None
+    name: str = ""
     desk: RemoteDesk | NearDesk | None = None
     way: str = ""
     beats: tuple[int, float] = (-1, 0.0)
@@ -154,6 +157,12 @@ class RemoteRanks:
         ways = {str(rank): guest.way for rank, guest in there.items()}
         found = {"address": list(self.address), "connected": list(there), "near": near, "ways": ways}
         return found | ({"nodes": [*self._door.nodes]} if self._first.plan.shared else {})
+
+    def joined(self, missing: Collection[str]) -> list[Rank]:
+        """The ranks that have a process. `missing`: numbers of those that steps do without."""
+        with self._lock:
+            guests = sorted(self._guests.items())
+        return [Rank(rank, guest.name, guest.desk is not None and str(rank) not in missing) for rank, guest in guests]
 
     def close(self) -> None:
         with self._lock:
@@ -317,7 +326,7 @@ class RemoteRanks:
                 return None
             free = [rank for rank in free if rank < plan.least] or free
             rank = joining.rank if joining.rank in free else free[0]
-            self._guests[rank] = _Guest(joining.instance, wire, host)
+            self._guests[rank] = _Guest(joining.instance, wire, host, joining.name)
             return rank
 
     @staticmethod

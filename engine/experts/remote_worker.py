@@ -43,7 +43,7 @@ LEAVE_S = 5.0
 
 class RemoteWorker:
     """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster. `may_leave` is
-    told when `leave` may be called, and when not any more. `ways`: how messages may go."""
+    told when `leave` may be called, and when not any more. `ways`: how messages may go. `name`: for the node."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class RemoteWorker:
         key: ClusterKey | None,
         may_leave: Callable[[bool], None] = lambda now: None,
         ways: Ways = DEFAULT_WAYS,
+        name: str = "",
     ) -> None:
         self._address, self._source, self._key, self._may_leave = address, source, key, may_leave
-        self._ways = ways
+        self._ways, self._name = ways, name
         self._leaving = False
         self._instance = secrets.token_hex(8)
         self._share: Share | None = None
@@ -87,7 +88,7 @@ class RemoteWorker:
         try:
             fingerprint = "" if self._source is None else self._source.fingerprint
             rank = -1 if self._held is None else self._held.rank
-            joining = Joining(VERSION, self._instance, fingerprint, rank, rdma=self._ways.offer())
+            joining = Joining(VERSION, self._instance, fingerprint, rank, rdma=self._ways.offer(), name=self._name)
             wire.send({"join": bodies.encode(joining)})
             wire.await_for(0.0)  # the node may have to load first
             wire.expect_long()  # a placement has a number for each copy of an expert

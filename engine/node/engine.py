@@ -356,24 +356,29 @@ class Engine:
         return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
     @property
+    def ranks(self) -> ExpertProcesses | None:
+        """The processes that share the experts; None without --expert-parallel-size."""
+        return self._processes if isinstance(self._processes, ExpertProcesses) else None
+
+    @property
     def experts(self) -> dict[str, Any] | None:
         """The ranks that share the experts (engine/experts/group.py); None without --expert-parallel-size."""
-        return self._processes.state() if isinstance(self._processes, ExpertProcesses) else None
+        return None if self.ranks is None else self.ranks.state()
 
     @property
     def awaited_ranks(self) -> str | None:
         """The ranks of other hosts that have not joined since the start, and where they join; None without."""
-        return self._processes.awaited() if isinstance(self._processes, ExpertProcesses) else None
+        return None if self.ranks is None else self.ranks.awaited()
 
     def _with_lack(self, record: NodeRecord) -> NodeRecord:
         """`record` and the share of masked ranks."""
-        lack = self._processes.lack() if isinstance(self._processes, ExpertProcesses) else 0.0
+        lack = 0.0 if self.ranks is None else self.ranks.lack()
         return replace(record, flags=record.flags | lack_bits(lack)) if lack else record
 
     @property
     def masked_ranks(self) -> dict[str, str]:
         """Ranks with experts that steps do without, and why."""
-        return self._processes.missing() if isinstance(self._processes, ExpertProcesses) else {}
+        return {} if self.ranks is None else self.ranks.missing()
 
     def state(self) -> dict[str, Any]:
         """For /debug/state. Recounts every block: `integrity` is None if all counts agree."""

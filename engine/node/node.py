@@ -53,6 +53,7 @@ from engine.node.prefault import prefault
 from engine.node.resource_use import NodeUse
 from engine.node.scrape import watch, watch_engine
 from engine.observe.history import History
+from engine.scaling.rank_scaler import RankScaler
 from engine.scaling.role_changes import RoleChanges
 from engine.scaling.scaler import SCALES, Scaler, may_leave
 from engine.sites.members import others_shares, shares
@@ -227,6 +228,9 @@ class Node:
         if config.scale_command is not None:
             self.serving.scaler = Scaler(config, self.gossip, self.channel, self.measures.metrics)
             self.serving.scaler.start()
+        if config.expert_scale_command is not None and self.engine is not None and self.engine.ranks is not None:
+            self.serving.rank_scaler = RankScaler(config, self.gossip, self.engine.ranks, self.measures.metrics)
+            self.serving.rank_scaler.start()
         self.serving.unready = self.serving.gave_up
         log.info("ready after %s", self.measures.phases.line())
 
@@ -245,6 +249,8 @@ class Node:
         """Leave the cluster and release everything, in reverse order."""
         if self.serving.scaler is not None:
             await self.serving.scaler.close()
+        if self.serving.rank_scaler is not None:
+            await self.serving.rank_scaler.close()
         await self.door.close()
         if self._prefault is not None:
             await asyncio.to_thread(self._prefault.close)

@@ -11,6 +11,7 @@ from cache.tiers.local_store import LocalStore
 from engine.front.acceptor import Acceptor
 from engine.node.phases import Phases
 from engine.observe.history import History
+from engine.scaling.rank_scaler import RankScaler
 from engine.scaling.scaler import Scaler
 from engine.update.member import WeightsMember
 from net.loop.stalls import StallMonitor
@@ -60,6 +61,7 @@ class Serving:
     fleet: Fleet | None = None  # of a node with --backend
     weights: WeightsMember | None = None
     scaler: Scaler | None = None  # of a node with --scale-command
+    rank_scaler: RankScaler | None = None  # of a node with --expert-scale-command
     holder: Holder | None = None  # of a node with --attention-elsewhere
     weight_dtype: str | None = None  # --weight-dtype of the engine, not auto; without one, of the node that was joined
 

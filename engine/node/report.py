@@ -79,6 +79,7 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
         if serving.weights is None
         else {"served": asdict(serving.weights.served), "held": serving.weights.held},
         "scaling": None if serving.scaler is None else serving.scaler.state(),
+        "expert_scaling": None if serving.rank_scaler is None else serving.rank_scaler.state(),
         "lending": None if serving.holder is None else serving.holder.state(),
         "kv_events": None if serving.kv_events is None else serving.kv_events.state(),
         "paths": cluster.transfer.snapshot(),

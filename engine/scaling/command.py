@@ -1,8 +1,11 @@
-"""Calls --scale-command: starts a node, or frees what it ran on.
+"""Calls --scale-command or --expert-scale-command: starts a node or a rank, or frees what it ran on.
 
     CMD start ROLE NAME JOIN   a node with --role ROLE, --node-id NAME and --join JOIN should come up; do nothing if a
                                node of that name runs. Return soon: the cluster sees when the node is ready
     CMD stop ROLE NAME JOIN    the node has left by itself, or was not ready in time: end what is left of it
+    CMD start expert-rank NAME JOIN   a process of `mooncake.py expert-rank` with --name NAME and --join JOIN should
+                               come up, under the same rules
+    CMD stop expert-rank NAME JOIN    it should leave, by SIGTERM; or it has left, or was not ready in time
     exit code                  0 = done; anything else = failed, and a start is tried again later
 
 The user writes the order of the arguments by placeholders (engine/config/scaling.py). No shell reads them.

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 
 from engine.config.config import Config
 from engine.config.scaling import command_parts
-from engine.scaling.command import CommandFailed, call
+from engine.scaling.command import call
+from engine.scaling.orders import Orders, action_of, period_s, rules_of
 from engine.scaling.role_changes import seen
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel
-from net.errors import PeerLost, PeerRefused, RemoteError
+from net.errors import RemoteError
 from net.gossip.driver import Gossip
 from net.http.common.frontend import Refused
-from net.loop.tasks import keep, spawn
+from net.loop.tasks import keep
 from net.metrics.events import Metrics
 from sched.gossip.load_word import DRAINING
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member, Status
 from sched.role_change import Seen
-from sched.scaling.autoscaler import Autoscaler, Drain, Effect, Rules, acting
+from sched.scaling.autoscaler import Autoscaler, acting
 from sched.scaling.bounds import parse, role_name
+from sched.scaling.crew import Drain, Effect
 from sched.scaling.need import NodeLoad
 
 log = logging.getLogger("mooncake.scaling")
@@ -37,7 +39,6 @@ LEAVE = "leave"
 SCALES = "scales"
 """In Member.info of nodes that can call the command."""
 
-PERIOD_S = 1.0
 ANSWER_TIMEOUT_S = 5.0
 LEAVE_S, GRACE_S = 300.0, 1.0
 """Time for its running requests, and time in which it passes new requests on, as with `mooncake.py drain`."""
@@ -76,23 +77,22 @@ class Scaler:
 
     def __init__(self, config: Config, gossip: Gossip, channel: Channel, metrics: Metrics) -> None:
         assert config.scale_command is not None and config.scale_nodes is not None
-        self._gossip, self._channel, self._metrics = gossip, channel, metrics
+        self._gossip, self._channel = gossip, channel
         self._parts = command_parts(config.scale_command)
-        out_s, in_s, start_s = (ms / 1000 for ms in (config.scale_out_ms, config.scale_in_ms, config.scale_start_ms))
-        self._core = Autoscaler(Rules(parse(config.scale_nodes), config.classes["standard"], out_s, in_s, start_s))
-        self._period_s = min(PERIOD_S, out_s / 4)
+        self._rules = rules_of(config, parse(config.scale_nodes))
+        self._core = Autoscaler(self._rules)
+        self._orders = Orders(metrics, self._act, self._failed)
         self._task: asyncio.Task[None] | None = None
-        self._running: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._task = keep(self._run, "scaling")
 
     async def close(self) -> None:
-        """A command that runs is ended. The next node that acts repeats a start; it does not know of a stop."""
-        tasks = [*self._running, *([] if self._task is None else [self._task])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """The next node that acts repeats a start; it does not know of a stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._orders.close()
 
     def state(self) -> dict[str, object]:
         """For GET /debug/state."""
@@ -101,7 +101,7 @@ class Scaler:
     async def _run(self) -> None:
         told = False
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(period_s(self._rules))
             if len(self._gossip.core.mates()) + 1 < len(self._gossip.members):
                 if not told:
                     log.warning("--scale-nodes rests: of a cluster of several cells this node knows one cell's load")
@@ -111,32 +111,17 @@ class Scaler:
             nodes = loads(self._gossip.members, self._gossip.records)
             acts = acting_node(self._gossip) == self._gossip.me.node_id
             effects = self._core.step(asyncio.get_running_loop().time(), nodes, acts)
-            for role, counts in self._core.state().items():
-                for what, count in counts.items():
-                    self._metrics.set("mooncake:scaling_nodes", count, role=role, state=what)
-            for effect in effects:
-                task = spawn(self._carry_out(effect), "scaling")
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+            self._orders.give(effects, self._core.state(), self._rules.start_s)
 
-    async def _carry_out(self, effect: Effect) -> None:
-        action = type(effect).__name__.lower()
-        counts = self._core.state()[effect.role]
-        log.info("%s %s: %s", action, effect.node, ", ".join(f"{count} {what}" for what, count in counts.items()))
-        work: Awaitable[object]
+    async def _act(self, effect: Effect) -> None:
         if isinstance(effect, Drain):
-            work = self._channel.call(effect.node, LEAVE, {}, timeout_s=ANSWER_TIMEOUT_S)
+            await self._channel.call(effect.node, LEAVE, {}, timeout_s=ANSWER_TIMEOUT_S)
         else:
-            work = call(self._parts, action, effect.role, effect.node, self._gossip.me.http)
-        try:
-            await work
-        except (CommandFailed, PeerLost, PeerRefused, RemoteError, TimeoutError) as error:
-            log.warning("could not %s %s: %s", action, effect.node, error)
-            self._metrics.count("mooncake:scaling_actions", action=action, result="failed")
-            if not isinstance(effect, Drain):
-                self._core.failed(asyncio.get_running_loop().time(), effect)
-            return
-        self._metrics.count("mooncake:scaling_actions", action=action, result="done")
+            await call(self._parts, action_of(effect), effect.role, effect.node, self._gossip.me.http)
+
+    def _failed(self, now: float, effect: Effect) -> None:
+        if not isinstance(effect, Drain):
+            self._core.failed(now, effect)
 
 
 def loads(members: Iterable[Member], records: Mapping[str, NodeRecord]) -> list[NodeLoad]:

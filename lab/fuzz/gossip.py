@@ -15,8 +15,9 @@ from sched.membership.events import Datagram, Event, Join, SendPacket, Tick
 from sched.membership.member import Address, Member, presets
 from sched.membership.packet import Kind, PacketError, seal, tag_of, unseal
 from sched.role_change import RoleController
-from sched.scaling.autoscaler import Autoscaler, Rules
+from sched.scaling.autoscaler import Autoscaler
 from sched.scaling.bounds import parse
+from sched.scaling.crew import Rules
 
 HERE, THERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 SECONDS = 3

@@ -19,8 +19,9 @@ from lab.simulator.node import Node
 from lab.simulator.roles import seen_of
 from sched.classes import with_objectives
 from sched.role_change import BOTH
-from sched.scaling.autoscaler import PREFIX, Autoscaler, Drain, Rules, Start
+from sched.scaling.autoscaler import PREFIX, Autoscaler
 from sched.scaling.bounds import parse
+from sched.scaling.crew import Drain, Rules, Start
 from sched.scaling.need import NodeLoad
 
 PERIOD_S = 2.0

@@ -134,13 +134,14 @@ CLUSTER = (
     Declared(
         Gauge,
         "mooncake:scaling_nodes",
-        "Nodes of the roles of --scale-nodes, by state: needed for the load, ready, starting, draining",
+        "Nodes of the roles of --scale-nodes, and ranks with experts of this node (expert-rank), by state: needed for "
+        "the load, ready, starting, draining",
         ("role", "state"),
     ),
     Declared(
         Counter,
         "mooncake:scaling_actions",
-        "Nodes that this node started, asked to leave (drain) and stopped, by result (done, failed)",
+        "Nodes and ranks that this node started, asked to leave (drain) and stopped, by result (done, failed)",
         ("action", "result"),
     ),
     Declared(Gauge, "mooncake:weights_generation", "Replacements of the weights since the cluster began"),

@@ -49,6 +49,12 @@ that, so it must not demand any."""
 
 MOST_NODES = 100_000
 
+MARGIN = 0.25
+"""A node leaves only if the others could bear this much more than the present load."""
+
+IN_WINDOWS = 4
+"""The load is averaged over in_s / IN_WINDOWS, and also over out_s."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad(Seen):
@@ -194,3 +200,22 @@ class Need:
         blocks = sum(node.blocks_total for node in takers) / len(takers)
         fits = blocks / self._request_blocks.mean if blocks and self._request_blocks.mean > 0 else math.inf
         return max(1.0, min(seats, fits, self._steps.most(objective.tbt_s)))
+
+
+class Demand:
+    """The need for the load of a longer time, and also for that of the present one if it is more than the nodes can do:
+    a short window alone would follow every fluctuation. Times as in sched/scaling/crew.py."""
+
+    def __init__(self, out_s: float, in_s: float) -> None:
+        self._soon, self._long = Need(out_s), Need(max(out_s, in_s / IN_WINDOWS))
+
+    def observe(self, now: float, nodes: Sequence[NodeLoad]) -> None:
+        """See Need.observe."""
+        self._soon.observe(now, nodes)
+        self._long.observe(now, nodes)
+
+    def nodes(self, objective: ServiceClass) -> tuple[int, int]:
+        """(nodes for the load, nodes for MARGIN more)."""
+        soon = self._soon.nodes(objective) if self._soon.presses(objective) else 1
+        need = max(soon, self._long.nodes(objective))
+        return need, max(need, self._long.nodes(objective, 1 + MARGIN))

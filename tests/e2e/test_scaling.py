@@ -1,4 +1,4 @@
-"""Nodes that start and leave with the load: one joins by the command, drains when the load is gone, and leaves. Every
+"""Nodes and ranks that start and leave with the load: one joins by the command, and leaves when the load is gone. Every
 stream of the clients is whole."""
 
 from __future__ import annotations
@@ -10,17 +10,25 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import aiohttp
 
+from lab.faults.tiny import EXPERTS
+from lab.faults.tiny import tiny_model as tiny_model_in
 from lab.launch import rest
 from lab.launch.cluster import ROOT
-from tests.e2e.conftest import Start, wait_until
+from tests.e2e.conftest import SMALL, Start, complete, settled, wait_until
 
 NAME = "scaled-mixed-0"
 CLIENTS, TOKENS = 12, 40
+LONG_TOKENS = 400
+SOON = ["--scale-out-ms", "400", "--scale-in-ms", "1500"]
+SOON += ["--slo", "standard:ttft=60,tbt=60"]  # on a busy machine a step may take long
 WITHIN_S = 150
 
 
@@ -82,13 +90,15 @@ async def load_that_rises_and_falls(url: str) -> list[tuple[int, str]]:
     return found
 
 
+def command_of(run: Path, *flags: str) -> list[str]:
+    """scripts/deploy/scale-local with these flags for what it starts."""
+    local = ["env", f"MOONCAKE_RUN={run}", f"MOONCAKE_PYTHON={sys.executable}", "OMP_NUM_THREADS=1"]
+    return [*local, str(ROOT / "scripts/deploy/scale-local"), "{action}", "{role}", "{name}", "{join}", *flags]
+
+
 def test_a_node_joins_with_the_load_and_leaves_without_dropping_a_request(start: Start, tiny_model, tmp_path):
     flags = [*tiny_model, "--served-model-name", "tiny", "--max-num-seqs", "4", "--calibration-ms", "0"]
-    local = ["env", f"MOONCAKE_RUN={tmp_path}", f"MOONCAKE_PYTHON={sys.executable}", "OMP_NUM_THREADS=1"]
-    local += [str(ROOT / "scripts/deploy/scale-local"), "{action}", "{role}", "{name}", "{join}", *flags]
-    scaling = ["--scale-command", shlex.join(local), "--scale-nodes", "mixed=1..2"]
-    scaling += ["--slo", "standard:ttft=60,tbt=60"]  # on a busy machine a step may take long
-    scaling += ["--scale-out-ms", "400", "--scale-in-ms", "1500"]
+    scaling = ["--scale-command", shlex.join(command_of(tmp_path, *flags)), "--scale-nodes", "mixed=1..2", *SOON]
     with ended(tmp_path), start("mixed=1", *flags, *scaling) as cluster:
         node = cluster.nodes[0]
         found = asyncio.run(load_that_rises_and_falls(node.url))
@@ -98,3 +108,54 @@ def test_a_node_joins_with_the_load_and_leaves_without_dropping_a_request(start:
     assert found and set(found) == {(TOKENS, "[DONE]")} and len(found) > CLIENTS
     assert f"start {NAME}" in log and f"drain {NAME}" in log
     assert "asked this node to leave" in said and "will place them again" not in said
+
+
+def test_a_rank_with_experts_joins_with_the_load_and_leaves_under_a_request(start: Start, tmp_path):
+    """Requests get the tokens that the node computes without the rank, also one that is under way while it leaves."""
+    model = [*tiny_model_in(tmp_path, **EXPERTS), "--max-model-len", "2048", *SMALL]
+    flags = [*model, "--calibration-ms", "0", "--max-num-seqs", "6"]
+    ranks = ["--expert-parallel-size", "2", "--max-expert-parallel-size", "3", *SOON, "--scale-in-ms", "300"]
+    ranks += ["--expert-scale-command", shlex.join(command_of(tmp_path, "--num-threads", "1"))]
+    with ended(tmp_path), start("mixed=1", *flags, *ranks) as cluster, ThreadPoolExecutor(CLIENTS) as clients:
+        node = cluster.nodes[0]
+        name = f"{node.name}-rank-0"
+
+        def answer(tokens: int) -> str:
+            text: str = complete(node.url, list(range(100, 231)), tokens, ignore_eos=True)["choices"][0]["text"]
+            return text
+
+        def ranks_are(ready: int) -> bool:
+            state = rest.get(node.url + "/debug/state")
+            counts = {"ready": ready, "starting": 0, "draining": 0}
+            return counts.items() <= state["expert_scaling"].items() and state["engine"]["experts"]["width"] == ready
+
+        def rise() -> str:
+            """The text of all short answers of clients who ask until the rank is there."""
+            there = Event()
+
+            def client() -> set[str]:
+                found = set[str]()
+                while not there.is_set():
+                    found.add(answer(TOKENS))
+                    if ranks_are(3):
+                        there.set()
+                return found
+
+            asking = [clients.submit(client) for _ in range(CLIENTS)]
+            (text,) = set[str]().union(*(one.result(WITHIN_S) for one in asking))
+            return text
+
+        calm = answer(LONG_TOKENS)
+        assert ranks_are(2)
+        spanned = False
+        while not spanned:  # once the rank must leave while a long request runs
+            assert calm.startswith(rise())
+            long = clients.submit(answer, LONG_TOKENS)
+            wait_until(partial(ranks_are, 2), "the rank leaves", WITHIN_S)
+            spanned = not long.done()
+            assert long.result(WITHIN_S) == calm
+        log = node.log.read_text()
+        assert f"start {name}" in log and f"drain {name}" in log
+        experts = rest.get(node.url + "/debug/state")["engine"]["experts"]
+        assert experts["times_masked"] == 0 and experts["pairs_by_rank"][2] > 0
+        settled(cluster)

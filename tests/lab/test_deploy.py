@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from engine.config.flags import parse, rows
+from engine.experts.rank_command import flags as rank_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "scripts/deploy"
@@ -352,6 +353,21 @@ def test_scale_local_starts_a_name_once_and_ends_it(tmp_path):
     assert scale_local(tmp_path, "stop", "prefill+decode", "scaled-0", "127.0.0.1:8000").returncode == 0
 
 
+def test_scale_local_starts_a_rank_with_experts(tmp_path):
+    started = ("expert-rank", "n-rank-0", "127.0.0.1:9100")
+    assert scale_local(tmp_path, "start", *started, "--model", "m").returncode == 0
+    deadline = time.monotonic() + 20
+    try:
+        while not (said := (tmp_path / "n-rank-0.log").read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        assert scale_local(tmp_path, "stop", *started).returncode == 0
+    _, command, *words = said.split()
+    args = rank_flags().parse_args(words)
+    assert (command, args.name, args.join, args.model) == ("expert-rank", "n-rank-0", "127.0.0.1:9100", "m")
+
+
 def test_scale_local_refuses_what_it_does_not_know(tmp_path):
     assert "neither start nor stop" in scale_local(tmp_path, "dance", "decode", "n", "h:1").stderr
     assert "usage" in scale_local(tmp_path, "start").stderr
@@ -388,6 +404,16 @@ def test_scale_slurm_submits_a_name_once_and_signals_its_job(tmp_path):
     config = parse(done.stdout.splitlines())
     assert (config.role, config.node_id, config.join) == ("prefill,decode", started[2], "10.1.0.1:8000")
     assert (config.host, config.port, config.net, config.model) == ("10.1.0.5", 0, "lan", "a b")
+    rank = tmp_path / "rank"
+    scale_rank = subprocess.run(
+        [str(FOLDER / "scale-slurm"), "start", "expert-rank", "n-rank-0", "10.1.0.1:9100", "--model", "a b"],
+        env=env | {"JOB": str(rank)}, cwd=tmp_path, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert scale_rank.returncode == 0, scale_rank.stderr
+    done = subprocess.run(["bash", str(rank)], env=env, capture_output=True, text=True, timeout=20, check=True)
+    command, *words = done.stdout.splitlines()
+    args = rank_flags().parse_args(words)
+    assert (command, args.name, args.join, args.model) == ("expert-rank", "n-rank-0", "10.1.0.1:9100", "a b")
     assert scale("stop", *started[1:4]).returncode == 0
     assert log.read_text().splitlines()[-1] == "cancelled --batch --signal=TERM 7"
     pending.touch()
@@ -417,7 +443,15 @@ def test_scale_ssh_names_a_host_without_an_address(tmp_path):
     assert done.returncode == 1 and "scale-ssh: gone has no IPv4 address: add --host ADDRESS" in done.stderr
 
 
-def scale_ssh(folder: Path, name: str, more: str = "") -> subprocess.CompletedProcess[str]:
+def test_scale_ssh_starts_a_rank_with_the_flags_of_its_line(tmp_path):
+    """On a host whose address nobody must know."""
+    done = scale_ssh(tmp_path, "n-rank-0", more="\ngone expert-rank --num-threads 4", role="expert-rank")
+    assert done.returncode == 0, done.stderr
+    words = ["start", "expert-rank", "n-rank-0", "h:1", "--model", "m", "--num-threads", "4"]
+    assert done.stdout.splitlines() == ["gone", *words]
+
+
+def scale_ssh(folder: Path, name: str, more: str = "", role: str = "decode") -> subprocess.CompletedProcess[str]:
     """Starts a node with an ssh that runs its command here, and a resolver that knows two of the hosts."""
     hosts = folder / "hosts"
     hosts.write_text(f"a decode\nnowhere decode --host=10.1.0.2\nb prefill\nlast decode{more}")
@@ -430,6 +464,6 @@ def scale_ssh(folder: Path, name: str, more: str = "") -> subprocess.CompletedPr
     there.parent.mkdir(parents=True, exist_ok=True)
     there.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
     there.chmod(0o755)
-    command = [str(FOLDER / "scale-ssh"), str(hosts), "start", "decode", name, "h:1", "--model", "m"]
+    command = [str(FOLDER / "scale-ssh"), str(hosts), "start", role, name, "h:1", "--model", "m"]
     env = tools | {"MOONCAKE_FOLDER": str(folder)}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)

@@ -24,8 +24,9 @@ from sched.classes import CLASSES
 from sched.gossip.load_word import DRAINING, READING, ROLE_BITS
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member, Status
-from sched.scaling.autoscaler import Autoscaler, Rules, Start
+from sched.scaling.autoscaler import Autoscaler
 from sched.scaling.bounds import parse as parse_bounds
+from sched.scaling.crew import Rules, Start
 
 ROLES = ("prefill", "decode", "store")
 FLAGS = ["--scale-nodes", "mixed=1..4", "--scale-out-ms", "200", "--scale-in-ms", "400", "--scale-command"]

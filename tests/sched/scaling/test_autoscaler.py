@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sched.classes import CLASSES
 from sched.role_change import BOTH
-from sched.scaling.autoscaler import PREFIX, Autoscaler, Drain, Effect, Rules, Start, Stop, acting
+from sched.scaling.autoscaler import PREFIX, Autoscaler, acting
 from sched.scaling.bounds import Bounds
+from sched.scaling.crew import Drain, Effect, Rules, Start, Stop
 from sched.scaling.need import NodeLoad
 
 OUT_S, IN_S, START_S = 10.0, 60.0, 30.0
