@@ -228,6 +228,7 @@ class Batch:
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
+        self._arena.name_answer(job, job.context - 1)
         self.context -= job.context
         self._behind.pop(job, None)
 

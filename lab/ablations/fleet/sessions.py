@@ -82,8 +82,8 @@ def shares_of_gain(values: dict[str, dict[str, Estimated]]) -> str:
 SESSIONS_ABLATION = Ablation(
     "sessions",
     "What does it gain to park the KV of sessions by their predicted return?",
-    f"4P+4D, generated sessions: agents that call tools, people, periodic agents; {CACHE} blocks kept in the arena of each "
-    f"node and {SSD} on its SSD of {GBYTE_S:g} GB/s; x = blocks of a node's share of the pool in DRAM. Never brought "
+    f"4P+4D, generated sessions: agents that call tools, people, periodic agents; {CACHE} blocks kept in the arena of "
+    f"each node, {SSD} on its SSD of {GBYTE_S:g} GB/s; x = blocks of a node's share of the pool in DRAM. Never brought "
     "up: blocks leave DRAM in the order of the predicted returns, and only requests read the SSD.",
     cases,
     metrics(MEAN, "p99 TTFT, s", "hit rate")

@@ -16,8 +16,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice, repeat
 
 from cache.pool.policy import Facts
+
+ANSWERS = 1 << 62
+"""Ids of blocks of answers begin here: a trace has none for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,9 @@ class FactsByPosition:
         self._size, self._cost_s = block_tokens, cost_s
         self._known: list[Facts] = []
 
-    def first(self, count: int) -> Sequence[Facts]:
-        """Of at least `count` blocks."""
-        for position in range(len(self._known), count):
+    def first(self, blocks: int) -> Sequence[Facts]:
+        """Of at least so many blocks."""
+        for position in range(len(self._known), blocks):
             self._known.append(Facts(position, self._cost_s(self._size, self._size * position)))
         return self._known
 
@@ -72,10 +76,11 @@ class Arena(ABC):
         self._holders: dict[Hashable, Holder] = {}
         self._waiting: dict[Hashable, Holder] = {}  # those of them that give their blocks back first
         self._stripped: set[Hashable] = set()
+        self._answers = count(ANSWERS)
         self._changed: Callable[[int, bool], None] = lambda block, here: None
 
     def watch(self, changed: Callable[[int, bool], None]) -> None:
-        """Call `changed(block, here)` for every change of `blocks`."""
+        """Call `changed(block, here)` for every change of `blocks`, but for those of answers."""
         self._changed = changed
 
     # --- queries
@@ -102,9 +107,9 @@ class Arena(ABC):
         here = self.blocks
         if not here:
             return 0
-        for count, block in enumerate(blocks):
+        for found, block in enumerate(blocks):
             if block not in here:
-                return count
+                return found
         return len(blocks)
 
     # --- requests
@@ -184,6 +189,19 @@ class Arena(ABC):
                 holder.uses.append(blocks[position])
             holder.depth += 1
             self._make_room()
+
+    def name_answer(self, who: Hashable, tokens: int) -> None:
+        """The whole blocks behind the prompt that `who` has named, of its first `tokens` tokens: they stay like others,
+        but nobody finds them."""
+        holder = self._holders.get(who)
+        if holder is not None and self.keeps:
+            whole = max(0, tokens // self.room.block_tokens - holder.depth)
+            self.name(who, [*repeat(0, holder.depth), *islice(self._answers, whole)])
+
+    def _changed_to(self, block: int, here: bool) -> None:
+        (self.blocks.add if here else self.blocks.discard)(block)
+        if block < ANSWERS:
+            self._changed(block, here)
 
     def drop(self, who: Hashable) -> None:
         """`who` holds nothing any more. Its named blocks stay until others need the room."""

@@ -27,9 +27,7 @@ class PooledArena(Arena):
         self.pool.watch(self._tell)
 
     def _tell(self, key: BlockKey, here: bool) -> None:
-        block = int.from_bytes(key, "little")
-        (self.blocks.add if here else self.blocks.discard)(block)
-        self._changed(block, here)
+        self._changed_to(int.from_bytes(key, "little"), here)
 
     @property
     def evicted(self) -> int:

@@ -90,7 +90,3 @@ class StandIn(Arena):
             self._forget(cast(int, self._policy.victim()))
             self._evicted += 1
             kept -= 1
-
-    def _changed_to(self, block: int, here: bool) -> None:
-        (self.blocks.add if here else self.blocks.remove)(block)
-        self._changed(block, here)

@@ -121,6 +121,19 @@ def test_nothing_gets_a_name_where_nothing_is_kept_and_few_where_few_are(kind):
     assert few.blocks == {1, 2} and few.evicted == 2, "in use it does not count"
 
 
+def test_blocks_of_an_answer_stay_too_and_nobody_hears_of_them(kind):
+    told: list[tuple[int, bool]] = []
+    arena = made(kind, 10)
+    arena.watch(lambda block, here: told.append((block, here)))
+    whole(arena, "one", [1, 2], 25)
+    arena.name_answer("one", 44)
+    arena.drop("one")
+    assert arena.used == 0 and len(arena.blocks) == 4 and {1, 2} < arena.blocks
+    assert sorted(told) == [(1, True), (2, True)]
+    arena.hold("two", 85)
+    assert arena.blocks == {1}, "the end of the answer went first"
+
+
 def test_a_lost_memory_has_nothing(kind):
     told: set[int] = set()
     arena = made(kind, 10)
@@ -140,6 +153,7 @@ steps = st.one_of(
     st.tuples(st.just("wait"), st.integers(0, 5), prompts),
     st.tuples(st.just("load"), st.integers(0, 5), prompts),
     st.tuples(st.just("part"), st.integers(0, 5), st.integers(1, 6)),
+    st.tuples(st.just("answer"), st.integers(0, 5)),
     st.tuples(st.just("grow"), st.integers(0, 5), st.integers(1, 25)),
     st.tuples(st.sampled_from(["drop", "drop", "drop", "strip", "drop_all", "clear"]), st.integers(0, 5)),
 )
@@ -193,6 +207,8 @@ def apply(arena: Arena, event: tuple, known: dict[int, tuple[list[int], int]]) -
     elif what == "grow" and who in arena._holders and who not in arena._waiting and event[2] <= arena.left:
         arena.grow(who, arena._holders[who].tokens + event[2])
         arena.grown()
+    elif what == "answer" and who in arena._holders:
+        arena.name_answer(who, arena._holders[who].tokens)
     elif what == "strip":
         arena.strip()
         arena.drop_all()
