@@ -30,6 +30,8 @@ Files:
     result          Figures of a run: latencies, hits, goodput; independent of the clock and the machine
     roles           Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
     scaling         Nodes that start and leave with the load: sched/scaling/ on the present state of the nodes
+    arena/          The KV arena of a simulated node: what requests hold and what later prompts may find share one
+                    memory
     fabric/         The network of a cluster as a fat tree: hosts, racks and pods, with links that may be
                     oversubscribed
     models/         Models of steps, networks, disks and caches in virtual time

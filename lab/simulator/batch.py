@@ -1,9 +1,10 @@
 """The requests that hold KV on a node: prompts that it computes, running ones, and those whose KV waits for room.
 
 Each prompt that is computed and each running request has one of the node's seats, as in engine/core/seats.py: a prompt
-starts when there is a seat, and memory for its KV, and keeps both until it leaves the node. Where nobody knows how long
-its answer gets, its KV may outgrow the memory: then the last one in the queue's order is preempted, and computes all of
-its KV again. tests/lab/simulator/test_real_batcher.py holds all of this against the engine's batcher.
+starts when there is a seat, and room in the node's arena for its KV, and keeps both until it leaves the node. Where
+nobody knows how long its answer gets, its KV may outgrow the arena: then prompts that wait give their prefixes back,
+and after them the last one in the queue's order is preempted, and computes again what is not in the arena by then.
+tests/lab/simulator/test_real_batcher.py holds all of this against the engine's batcher.
 """
 
 from __future__ import annotations
@@ -11,26 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from lab.simulator.arena.accounts import Arena
 from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.step_models import StepModel
 
 
 class Batch:
-    """Seats and KV memory of one node."""
+    """Seats of one node, and what its requests hold in its arena."""
 
-    def __init__(self, model: StepModel, lengths: Lengths) -> None:
+    def __init__(self, model: StepModel, lengths: Lengths, arena: Arena) -> None:
         self.running: list[Job] = []
         self.joining: list[Job] = []  # their KV is here, but there is no room yet
-        self.computing: dict[Job, int] = {}  # prompts with a seat, and the KV memory that each takes
+        self.computing: dict[Job, None] = {}  # prompts with a seat
         self.promised_tokens = 0  # KV of all requests placed here to decode
-        self.held_tokens = 0  # KV of the running requests and of the prompts with a seat
         self.context = 0  # KV tokens that a step reads
         self.held_s = 0.0  # time that decode waits for prompts (prefill-first)
-        self._model, self._lengths = model, lengths
-        self._held: dict[Job, int] = {}
+        self._model, self._lengths, self._arena = model, lengths, arena
         self._promises: dict[Job, int] = {}
-        self._reserved: dict[Job, int] = {}  # prompts that are computed elsewhere, and the KV memory kept for them
+        self._reserved: dict[Job, None] = {}  # prompts that are computed elsewhere, for which there is room kept
         self._behind: dict[Job, float] = {}  # tokens whose KV the draft model has to compute, oldest first
 
     @property
@@ -47,33 +47,44 @@ class Batch:
         self._promises[job] = self._model.held_tokens(job.input_tokens + self._lengths.expected(job))
         self.promised_tokens += self._promises[job]
 
+    @property
+    def held_tokens(self) -> int:
+        """KV memory of all requests here."""
+        return self._arena.used
+
     def seat(self, job: Job) -> bool:
         """Give a prompt a seat and memory, if both are left; one that would be alone here always starts."""
         tokens = self._kv_tokens(job)
-        if (self.running or self.computing) and not self._has_room(tokens):
-            return False
-        self.held_tokens += tokens - self._reserved.pop(job, 0)
-        self.computing[job] = tokens
+        if (self.running or self.computing) and not self._has_room(job, tokens):
+            self._arena.find(job, job.blocks, min(job.goal, job.input_tokens - 1))
+            if not self._has_room(job, tokens):
+                return False
+        self._reserved.pop(job, None)
+        self._take(job, tokens)
+        self.computing[job] = None
         return True
 
     def reserve(self, job: Job) -> bool:
         """Keep memory for the KV of a prompt that another node computes, if it is left. It takes no seat. What would
         be alone here always gets it."""
         tokens = self._kv_tokens(job)
-        if self.held_tokens and self.held_tokens + tokens > self._model.kv_tokens:
+        if self._holds and self._arena.lacks(job, tokens) > self._arena.left:
             return False
-        self._reserved[job] = tokens
-        self.held_tokens += tokens
+        self._reserved[job] = None
+        self._take(job, tokens)
         return True
 
     def unseat(self, job: Job) -> None:
         """The prompt is no longer computed here, and decodes elsewhere."""
-        self.held_tokens -= self.computing.pop(job, 0)
+        if job in self.computing:
+            del self.computing[job]
+            self._arena.drop(job)
 
     def release(self, job: Job) -> None:
         """The job no longer decodes here, or was lost before."""
-        self.unseat(job)
-        self.held_tokens -= self._reserved.pop(job, 0)
+        self.computing.pop(job, None)
+        self._reserved.pop(job, None)
+        self._arena.drop(job)
         self.promised_tokens -= self._promises.pop(job, 0)
 
     def cancel(self, job: Job) -> None:
@@ -86,31 +97,30 @@ class Batch:
 
     def clear(self) -> None:
         """The node lost its memory."""
+        self._arena.drop_all()
         self._promises.clear()
-        self._held.clear()
         self._reserved.clear()
         self._behind.clear()
         self.computing.clear()
         self.running, self.joining = [], []
-        self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
+        self.promised_tokens, self.context, self.held_s = 0, 0, 0.0
 
     def admit(self, now: float) -> None:
         """Start the joining requests that were computed here and keep their seat, then those whose memory was reserved,
         then as many others as there is room for."""
         for job in [job for job in self.joining if job in self.computing]:
-            self.unseat(job)
+            del self.computing[job]
             self._start(now, job)
         for job in [job for job in self.joining if job in self._reserved]:
             if self._seats_left > 0:
-                self.held_tokens -= self._reserved.pop(job)
+                del self._reserved[job]
                 self._start(now, job)
-        while self.joining and self._has_room(self._kv_tokens(self.joining[0])):
+        while self.joining and self._has_room(self.joining[0], self._kv_tokens(self.joining[0])):
             self._start(now, self.joining[0])
 
     def _start(self, now: float, job: Job) -> None:
         self.joining.remove(job)
-        self._held[job] = self._kv_tokens(job)
-        self.held_tokens += self._held[job]
+        self._take(job, self._kv_tokens(job))
         self.context += job.context
         if math.isnan(job.joined):
             job.joined = now
@@ -122,12 +132,17 @@ class Batch:
     def _seats_left(self) -> int:
         return self._model.max_batch - len(self.running) - len(self.computing)
 
-    def _has_room(self, tokens: int) -> bool:
-        """Whether there are a seat and so much memory, and some for the next tokens of all."""
+    @property
+    def _holds(self) -> bool:
+        """Whether a request holds memory that it does not give back while it waits."""
+        return bool(self.running or self.computing or self._reserved)
+
+    def _has_room(self, job: Job, tokens: int) -> bool:
+        """Whether there are a seat and so much memory for the job, and some for the next tokens of all."""
         if self._seats_left <= 0:
             return False
         growth = 0 if self._lengths.known else len(self.running) + 1
-        return not self.held_tokens or self.held_tokens + tokens + growth <= self._model.kv_tokens
+        return not self._holds or self._arena.lacks(job, tokens) + growth <= self._arena.left
 
     def advance(self, now: float, steps: int, last_s: float, begun: float, first_s: float) -> list[Job]:
         """Give every running request `steps` tokens since `begun`; the first took first_s, the last last_s. Returns the
@@ -155,6 +170,8 @@ class Batch:
             self._leave(job)
             self.release(job)
             job.finished = now
+        if not self._lengths.known:
+            self._arena.grown()
         return done
 
     # --- KV of a draft model
@@ -183,13 +200,15 @@ class Batch:
         least = min(job.output_tokens - job.decoded for job in self.running)
         if self._lengths.known:
             return least
-        return max(1, min(least, (self._model.kv_tokens - self.held_tokens) // len(self.running)))
+        return max(1, min(least, self._arena.left // len(self.running)))
 
     def preempt(self, node: str, order: Callable[[Sequence[Job]], Sequence[Job]]) -> list[Job]:
         """Take requests out that decode at `node`, which this is, the last in the order first, until the others' next
         tokens fit; one always stays. Prompts that are computed count too: they lose their seat."""
         out: list[Job] = []
-        while not self._lengths.known and self.held_tokens + len(self.running) > self._model.kv_tokens:
+        if not self._lengths.known and len(self.running) > self._arena.left:
+            self._arena.strip()
+        while not self._lengths.known and len(self.running) > self._arena.left:
             holders = [*self.running, *(job for job in self.computing if job.decode == node)]
             if not self.running or len(holders) < 2:
                 break
@@ -202,17 +221,21 @@ class Batch:
 
     def _grow(self, job: Job) -> None:
         held = self._model.held_tokens(job.context)
-        self.held_tokens += held - self._held[job]
-        self._held[job] = held
+        self._arena.grow(job, held)
         if (more := held - self._promises.get(job, held)) > 0:  # the answer is longer than expected
             self._promises[job] += more
             self.promised_tokens += more
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
-        self.held_tokens -= self._held.pop(job)
+        self._arena.name_answer(job, job.context - 1)
         self.context -= job.context
         self._behind.pop(job, None)
+
+    def _take(self, job: Job, tokens: int) -> None:
+        self._arena.hold(job, tokens)
+        if self._arena.left < 0:
+            self._arena.strip()
 
     def _kv_tokens(self, job: Job) -> int:
         """KV memory that the job takes when it starts: at its last token if that is known, else now."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Self
 
 from cache.groups import PoolRule
-from cache.pool.policy import Facts
 from lab.loads.trace import TraceRow
 from lab.simulator import making
+from lab.simulator.arena.accounts import FactsByPosition
 from lab.simulator.config import SimConfig
 from lab.simulator.failures import Failures, Parts
 from lab.simulator.job import Job
@@ -65,6 +65,8 @@ class Cluster:
             rule = PoolRule(config.pool_windows, config.state_every)
             ranks = ExpertRanks(config.expert_ranks, config.expert_copies) if config.expert_ranks else None
             model = chosen(config.model, config.model_geometry, config.hardware, rule, ranks)
+        if config.kv_blocks:
+            model = replace(model, kv_tokens=config.kv_blocks * config.block_tokens)
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
         self.loop = Loop() if loop is None else loop
@@ -72,11 +74,11 @@ class Cluster:
         self.rng = Random(config.seed)
         self.network = making.network(config, self.model, self.loop)
         self.lengths = Lengths(config.output_lengths)
-        self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness, self.lengths)
+        self._facts = FactsByPosition(config.block_tokens, self.model.prompt_s)
+        self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness, self.lengths, self._facts)
         self.contention = Contention(config.contention, self.nodes)
         self.halves = Halves(config.prefill_share, self.nodes, config.prefill)
         self.by_name = {node.name: node for node in self.nodes}
-        self._facts: list[Facts] = []
         self.homes = making.homes(config)
         self.disks = making.disks(config, self.model, self.loop, len(self.homes))
         self.pool = making.pool(config, self.model, self.disks, self.homes)
@@ -90,9 +92,10 @@ class Cluster:
             config, self.loop, self.rng, candidates, self.links, Answers(self._step_soon, reused), self._equip
         )
         self.live = self.placing.live
-        self.caches = [making.cache(config, self.loop, self.placing, node) for node in self.nodes]
+        for node in self.nodes:
+            making.announce(self.loop, self.placing, node)
         self._left = 0
-        parts = Parts(self.by_name, self.network, self.placing, self.caches, self.pool)
+        parts = Parts(self.by_name, self.network, self.placing, self.pool)
         self.failures = Failures(config, self.loop, parts, self.jobs, self.changed, self.place, self.slowness)
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.scaling = Scaling(config, self.loop, parts, self.changed, lambda: self.unfinished)
@@ -218,6 +221,8 @@ class Cluster:
         own = self._own_tokens(prefill, job)
         # the pool may have lost some of it while the prompt waited for memory
         pooled = min(decision.prefix_tokens, self.pool.run(job.blocks) * self.config.block_tokens)
+        if prefill.arena.keeps and (most := own + self._whole(prefill.arena.left)) < pooled:
+            pooled = self._reused(job, most)  # as much as there is room for
         fetched = max(own, pooled) if decision.prefix_source == "pool" else own
         more = self._far_prefix(prefill, job, fetched)
         far = 0 if more is None else more.tokens
@@ -225,6 +230,8 @@ class Cluster:
         job.fetched_tokens = fetched + far - own
         job.source = "site" if far else "pool" if fetched > own else "local" if own else "none"
         job.prefill_s = prefill.costs.prompt_s(job.num_uncomputed, job.computed)
+        if job.computed > own:
+            prefill.arena.load(job, job.computed)
         prefill.expect(job)
         nbytes = self.model.fetch_bytes(fetched, own) * self.config.kv_scale
         begun, attempt, size = max(job.placed, self.loop.now), job.retries, self.config.block_tokens
@@ -260,10 +267,17 @@ class Cluster:
             prefill.ready(job)
 
     def _own_tokens(self, node: Node, job: Job) -> int:
-        """Leading tokens that the node has, in whole blocks; one is always left to compute."""
+        """Leading tokens that the node has, in whole blocks; one is always left to compute. From now on the job uses
+        them."""
         size = self.config.block_tokens
-        found = min(self.caches[node.index].run(job.blocks), (job.input_tokens - 1) // size) * size
-        return min(self._reused(job, found), job.goal)
+        found = min(node.arena.run(job.blocks), (job.input_tokens - 1) // size) * size
+        own = min(self._reused(job, found), job.goal)
+        node.arena.adopt(job, job.blocks[: own // size])
+        return own
+
+    def _whole(self, tokens: int) -> int:
+        """Of these tokens, those in whole blocks."""
+        return max(0, tokens // self.config.block_tokens) * self.config.block_tokens
 
     def _reused(self, job: Job, found: int) -> int:
         """The leading tokens of the job that are not computed, of `found` ones in whole blocks: up to a border at which
@@ -287,24 +301,23 @@ class Cluster:
         self.network.gather(parts, target, one, FETCH)
 
     def prefill_begun(self, node: Node, job: Job) -> None:
-        """Skip the tokens that another prompt has computed here since the placement."""
+        """Skip the tokens that another prompt has computed here since the placement. What a prompt gave back while it
+        waited may be gone."""
+        gave_back = node.arena.was_stripped(job)
         own = self._own_tokens(node, job)
-        if own > job.computed:
+        if own > job.computed or gave_back:
             node.found(job, own, node.costs.prompt_s(job.goal - own, own))
-            job.prefix_tokens, job.source = own, "local"
+            job.prefix_tokens, job.source = own, "local" if own else "none"
+            job.fetched_tokens, job.ssd_tokens = min(job.fetched_tokens, own), min(job.ssd_tokens, own)
         if self.config.kv_overlap == "layer" and job.decode != node.name:
             job.log.append((self.loop.now, "moving"))
             self._move(node, job)
 
     def prefilled(self, node: Node, job: Job) -> None:
         blocks = job.blocks[: job.goal // self.config.block_tokens] or job.blocks
-        while len(self._facts) < len(blocks):
-            size, position = self.config.block_tokens, len(self._facts)
-            self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
         if not job.resumed and not job.split:
             self.placing.acceptors.observed(job)
         self._publish(node, job, blocks)
-        self.caches[node.index].use(blocks, self._facts)
         if job.output_tokens == 1 and not job.split:
             job.finished = self.loop.now
             self.by_name[job.decode].release(job)
@@ -323,7 +336,7 @@ class Cluster:
             missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
             parts = {self.homes[home]: count * block_bytes for home, count in missing}
             self.network.scatter(node.name, parts, _nothing)
-        self.pool.use(blocks, self._facts)
+        self.pool.use(blocks, self._facts.first(len(blocks)))
 
     def _move(self, node: Node, job: Job) -> None:
         together = self.halves.together(node.index, self.by_name[job.decode].index)

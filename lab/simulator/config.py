@@ -35,8 +35,9 @@ FAILING = "--faults, --crash-every-s, --rank-loss-every-s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
-    `pool_blocks`, with `ssd_blocks` behind it. Times in seconds."""
+    """Nodes are `prefill` + `decode`, or `mixed` ones; each has one KV arena of `kv_blocks`, for its requests and for
+    the prefixes that it keeps, and a share of the pool of `pool_blocks`, with `ssd_blocks` behind it. Times in
+    seconds."""
 
     # a preset of lab/simulator/models/step_models.py, or a file that scripts/tools.py validate wrote
     model: str = "llama3-70b-8xa800"
@@ -53,11 +54,12 @@ class SimConfig:
     placement: str = "mooncake"  # see sched/placement/table.py
     queue_order: str = "fcfs"  # fcfs, edf, srpt or weighted-fair (sched/queueing.py)
     eviction: str = "lru"  # see cache/pool/policies/
-    cache_blocks: int = 6_000  # blocks of a node's own cache
+    kv_blocks: int = 0  # blocks of a node's KV arena (--kv-cache-bytes of nodes); 0 = those of the model's memory
+    cache_blocks: int = 1_000_000  # most blocks of an arena that keep prefixes no request uses; 0 = none
     pool_blocks: int = 0  # blocks of a node's share of the pool
     ssd_blocks: int = 0  # blocks of a node's SSD, behind its share of the pool
     ssd_gbyte_s: float = 0.0  # bandwidth of an SSD; 0 = the model's
-    pool_model: str = "auto"  # pool and caches: real (classes of production), fast, or auto: real up to 64 nodes
+    pool_model: str = "auto"  # pool and arenas: real (classes of production), fast, or auto: real up to 64 nodes
     gossip_model: str = "fast"  # digests and membership: fast (digest_s, detect_s), or real (the cores of production)
     cache_admission: str = "always"  # which blocks a full share accepts, see cache/pool/admission.py
     session_parking: bool = False  # blocks of sessions by their predicted return, with pool_model real

@@ -1,6 +1,6 @@
 """Faults in a cluster: which parts are lost, which node notices when, and where lost requests go.
 
-A crash loses the node's requests, its cache and its share of the pool. After `detect_s`, or with --gossip-model real
+A crash loses the node's requests, its arena and its share of the pool. After `detect_s`, or with --gossip-model real
 when the cores of all other nodes know, no acceptor places on it any more, and the acceptors send its requests to other
 nodes, which compute the prompt and the tokens answered so far again. A request that is placed on a dead node before
 that is tried again every `retry_s`.
@@ -8,7 +8,7 @@ that is tried again every `retry_s`.
 A node that lost a rank with experts (--expert-ranks W) and has copies of all of them goes on, W / (W - M) times as slow
 with M ranks away, which is what placement multiplies the times of real nodes by (sched/placement/record_table.py). With
 no more copies than ranks away it serves nobody, because nearly every token needs an expert that has no living copy;
-its caches stay. Room for KV does not shrink here.
+the named blocks in its arena stay. Room for KV does not shrink here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ import numpy as np
 from lab.simulator.config import SimConfig
 from lab.simulator.faults import Fault, drawn, parse
 from lab.simulator.job import Job
-from lab.simulator.models.caches import Cache
 from lab.simulator.models.gossip import WATCH_S, Gossip
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.pool import Pool
-from lab.simulator.models.shares import HomedPool, PrefixCache
+from lab.simulator.models.shares import HomedPool
 from lab.simulator.node import Node
 from lab.simulator.placing import Placing
 
@@ -39,7 +38,6 @@ class Parts:
     nodes: Mapping[str, Node]
     network: Network
     placing: Placing
-    caches: Sequence[Cache | PrefixCache]  # by node
     pool: Pool | HomedPool
 
 
@@ -143,7 +141,7 @@ class Failures:
             self._loop.after(detect_s, self._noticed, node, now)
             self._loop.at(fault.at + max(fault.seconds, detect_s), self._back, node)
         if fault.kind == "crash":
-            self._parts.caches[node.index].clear()
+            node.arena.clear()
             self._parts.pool.lost(node.index)
 
     def _watch(self, node: Node, crashed: float, until: float, known: Callable[[], bool]) -> None:

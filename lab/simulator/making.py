@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
+from lab.simulator.arena.accounts import Arena, FactsByPosition, Room
+from lab.simulator.arena.block_pool import PooledArena
+from lab.simulator.arena.stand_in import StandIn
 from lab.simulator.config import KINDS, NodeClass, SimConfig, node_classes
 from lab.simulator.fabric.tree import FatTree
 from lab.simulator.fabric.tree_network import TreeNetwork
 from lab.simulator.lengths import Lengths
-from lab.simulator.models.caches import Cache
 from lab.simulator.models.costs import costs
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.noise import Noise
 from lab.simulator.models.pool import Pool
-from lab.simulator.models.shares import HomedPool, PrefixCache
+from lab.simulator.models.shares import HomedPool
 from lab.simulator.models.step_models import StepModel
-from lab.simulator.node import Events, Identity, Knowledge, Node, StepRules
+from lab.simulator.node import Events, Identity, Knowledge, Machine, Node, StepRules
 from lab.simulator.placing import Placing
 from lab.simulator.sessions.turns import Turns
 from net.user_file import chosen
@@ -44,6 +47,7 @@ def nodes(
     events: Events,
     slowness: Callable[[int], float],
     lengths: Lengths,
+    facts: FactsByPosition,
 ) -> list[Node]:
     """All nodes; slowness(index): the present factor of one. Raises ValueError."""
     make_policy = chosen("--batching-policy", config.batching_policy, batching_policies, batching.METHODS)
@@ -66,7 +70,8 @@ def nodes(
         rules = StepRules(order, chunk, policy, config.step_prompts)
         knows = Knowledge(known, lengths, Noise(config.seed, name, config.step_noise))
         seat = Identity(index, name, roles)
-        return Node(loop, seat, own, rules, events, lambda now: slowness(index), knows)
+        machine = Machine(own, arena(config, own, facts, roles))
+        return Node(loop, seat, machine, rules, events, lambda now: slowness(index), knows)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
 
@@ -122,7 +127,7 @@ MOST_REAL_NODES = 64
 
 
 def is_real(config: SimConfig) -> bool:
-    """Whether pool and caches are the classes of production. Raises ValueError."""
+    """Whether pool and arenas are the classes of production. Raises ValueError."""
     if config.pool_model not in POOL_MODELS:
         raise ValueError(f"--pool-model must be one of {', '.join(POOL_MODELS)}, got {config.pool_model!r}")
     nodes = sum(counts(config).values())
@@ -150,17 +155,25 @@ def pool(config: SimConfig, model: StepModel, disks: Sequence[Disk], names: Sequ
     return Pool(policy, config.pool_blocks, config.ssd_blocks, disks, nbytes)
 
 
-def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache | PrefixCache:
-    """The cache in the node's own memory."""
+def arena(config: SimConfig, model: StepModel, facts: FactsByPosition, roles: Sequence[str]) -> Arena:
+    """The KV memory of a node with these roles. Only where prompts are computed, blocks get names. Raises
+    ValueError."""
+    size, prefills = config.block_tokens, "prefill" in roles or config.role_changes
+    kept_tokens = max(size, ceil(model.block_bytes(size) / model.token_bytes))
+    room = Room(model.kv_tokens, size, kept_tokens, config.cache_blocks if prefills else 0)
+    policy = choose(config.eviction)
+    return PooledArena(room, facts, policy) if room.most_kept and is_real(config) else StandIn(room, facts, policy)
+
+
+def announce(loop: Loop, placing: Placing, node: Node) -> None:
+    """The others hear which blocks have names in the node's arena."""
     index, known, tell = node.index, placing.exact.apply, placing.told.tell
 
     def changed(block: int, here: bool) -> None:
         known(index, block, here)
         tell(loop.now, index, block, here)
 
-    prefills = "prefill" in node.roles or config.role_changes
-    capacity = config.cache_blocks if prefills else 0
-    return (PrefixCache if is_real(config) else Cache)(choose(config.eviction), capacity, changed)
+    node.arena.watch(changed)
 
 
 def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[Disk]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lab.simulator.arena.accounts import Arena
 from lab.simulator.batch import Batch
 from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
@@ -49,6 +50,14 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What a node computes with: the time of its steps, and its KV memory."""
+
+    model: StepModel
+    arena: Arena
+
+
+@dataclass(frozen=True)
 class Knowledge:
     """Of a node: the time of its steps, and the length of answers."""
 
@@ -75,18 +84,19 @@ class Node:
         self,
         loop: Loop,
         seat: Identity,
-        model: StepModel,
+        machine: Machine,
         rules: StepRules,
         events: Events,
         slowness: Callable[[float], float],
         knows: Knowledge,
     ) -> None:
         """slowness(now): multiplies step times (a slow node)."""
-        self.index, self.name, self.roles, self.model = seat.index, seat.name, seat.roles, model
+        self.index, self.name, self.roles, self.model = seat.index, seat.name, seat.roles, machine.model
+        self.arena = machine.arena
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, but their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
-        self.batch, self.costs, self._noise = Batch(model, knows.lengths), knows.costs, knows.noise
+        self.batch, self.costs, self._noise = Batch(self.model, knows.lengths, self.arena), knows.costs, knows.noise
         self._factor = 1.0  # of the running step, by a slow node
         self._draft_s = 0.0  # of each running step with decodes, for KV of a draft model
         self.busy_s = 0.0
@@ -97,7 +107,7 @@ class Node:
         self._loop, self._events, self._slowness = loop, events, slowness
         self._order, self._chunk_tokens = rules.order, rules.chunk_tokens
         self._policy, self._prompts = rules.policy, rules.prompts
-        self._kv_tokens = model.kv_tokens - model.fixed_tokens
+        self._kv_tokens = self.model.kv_tokens - self.model.fixed_tokens
         self._segment: Segment | None = None
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
         self._decoding = 0, 0  # decodes in the step with these, and the tokens that they attend to
@@ -154,6 +164,7 @@ class Node:
     def ready(self, job: Job) -> None:
         if job in self.coming:
             del self.coming[job]
+            self.arena.loaded(job, job.blocks)
             self.queue.append(job)
             self._wake()
 
@@ -365,7 +376,11 @@ class Node:
         job.computed += tokens
         self.queued_s = max(0.0, self.queued_s - share)
         job.prefill_s -= share
-        if not job.num_uncomputed:
+        size = self.arena.room.block_tokens
+        if job.num_uncomputed:
+            self.arena.name(job, job.blocks[: job.computed // size])
+        else:
+            self.arena.name(job, job.blocks[: job.goal // size] or job.blocks)
             self.queue.remove(job)
             if job.split or job.decode != self.name:
                 self.batch.unseat(job)

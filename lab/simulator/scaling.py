@@ -137,7 +137,7 @@ class Scaling:
     def _off(self, node: Node) -> None:
         self._state[node.name] = "off"
         self._paid[node.name].append((self._paid_since[node.name], self._loop.now))
-        self._parts.caches[node.index].clear()
+        node.arena.clear()
         node.down = True
 
 

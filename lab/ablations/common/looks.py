@@ -156,7 +156,7 @@ class Copies:
     def __call__(self, cluster: Cluster) -> dict[str, float]:
         wanted = Counter(block for job in cluster.jobs for block in job.blocks)
         hottest = [block for block, _ in wanted.most_common(max(self._ranks))]
-        holders = [sum(block in cache.blocks for cache in cluster.caches) for block in hottest]
+        holders = [sum(block in node.arena.blocks for node in cluster.nodes) for block in hottest]
         return {f"copies_{rank}": float(holders[rank - 1]) for rank in self._ranks if rank <= len(holders)}
 
 

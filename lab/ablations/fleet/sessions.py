@@ -11,7 +11,7 @@ from lab.simulator.config import SimConfig
 
 REQUESTS = 4000
 CACHE, SSD, GBYTE_S = 60, 4000, 2.0
-"""Blocks of a node's own cache and of its SSD, and the bandwidth of that."""
+"""Blocks that a node's arena keeps, and those of its SSD, and the bandwidth of that."""
 DRAM = (60, 120, 200)
 """Blocks of a node's share of the pool in DRAM."""
 ALL = "all of it in DRAM"
@@ -82,8 +82,8 @@ def shares_of_gain(values: dict[str, dict[str, Estimated]]) -> str:
 SESSIONS_ABLATION = Ablation(
     "sessions",
     "What does it gain to park the KV of sessions by their predicted return?",
-    f"4P+4D, generated sessions: agents that call tools, people, periodic agents; {CACHE} blocks in the memory of each "
-    f"node and {SSD} on its SSD of {GBYTE_S:g} GB/s; x = blocks of a node's share of the pool in DRAM. Never brought "
+    f"4P+4D, generated sessions: agents that call tools, people, periodic agents; {CACHE} blocks kept in the arena of "
+    f"each node, {SSD} on its SSD of {GBYTE_S:g} GB/s; x = blocks of a node's share of the pool in DRAM. Never brought "
     "up: blocks leave DRAM in the order of the predicted returns, and only requests read the SSD.",
     cases,
     metrics(MEAN, "p99 TTFT, s", "hit rate")

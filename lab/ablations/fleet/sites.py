@@ -19,7 +19,7 @@ REQUESTS = 2400
 SITES, NODES = 3, (2, 2)
 """Sites, and prefill and decode nodes of each."""
 CACHE, POOL = 300, 600
-"""Blocks of a node's own cache, and of its share of its site's pool."""
+"""Blocks that a node's arena keeps, and those of its share of its site's pool."""
 LOAD = Sun(sites=SITES, rate_s=11.0, day_s=240.0, documents=60, life_s=120.0)
 COMMON = (0.2, 0.8)
 GBIT_S = (10.0, 25.0, 50.0, 100.0, 200.0)

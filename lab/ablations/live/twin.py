@@ -51,7 +51,7 @@ def twin(
         queue_order=str(config["queue_order"]),
         slo=str(config["slo"]),
         eviction=str(config["eviction"]),
-        cache_blocks=kv_tokens // size,
+        kv_blocks=kv_tokens // size,
         block_tokens=size,
         batching_policy=str(config["batching_policy"]),
         prefill_chunk_tokens=int(config["prefill_chunk_tokens"]),

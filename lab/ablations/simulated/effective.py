@@ -11,14 +11,13 @@ from lab.simulator.config import SimConfig
 TRACES = ("conversation", "toolagent", "synthetic")
 LIMITS_S = (0.2, 0.1, 0.3)
 MOONCAKE = "Mooncake"
-OWN_BLOCKS = 1270  # of a vLLM node: half of its KV memory holds prefixes
 SYSTEMS = {
     MOONCAKE: SimConfig(pool_blocks=6000),
     "vLLM": SimConfig(
         prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching_policy="prefill-first"
     ),
     "vLLM + prefix": SimConfig(
-        prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=OWN_BLOCKS, batching_policy="prefill-first"
+        prefill=0, decode=0, mixed=16, placement="least-load", batching_policy="prefill-first"
     ),
     "vLLM + chunked": SimConfig(
         prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching_policy="mixed",
@@ -69,8 +68,8 @@ EFFECTIVE = Ablation(
     "effective",
     "How many requests are served well on the same 16 nodes?",
     "16 nodes, 8P+8D or mixed; effective = TTFT <= 30 s and TBT (mean of a request's longest tenth of gaps) <= 100, "
-    f"200 or 300 ms. vLLM + prefix keeps {OWN_BLOCKS:,} blocks per node, half of its KV memory. Prefill time: for the "
-    "tokens that were not found, on an idle node.",
+    "200 or 300 ms. Prefixes take what running requests leave of the KV memory of a node. Prefill time: for the tokens "
+    "that were not found, on an idle node.",
     cases,
     {name_of(limit): metric(f"effective_{1000 * limit:.0f}") for limit in LIMITS_S}
     | {

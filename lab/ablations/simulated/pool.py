@@ -11,6 +11,7 @@ from lab.loads.changes import one_token
 from lab.simulator.config import SimConfig
 
 BLOCKS = 5860  # 3M tokens of 512
+RUNNING = 2539  # blocks of the model's memory on a node, for prompts that are computed
 NODES = 12  # 10 prefill, and 2 decode nodes without work
 TRACES = ("conversation", "synthetic")
 LOCAL = {
@@ -25,10 +26,10 @@ def cases(requests: int | None) -> list[Case]:
     made = []
     for trace in TRACES:
         work = Workload(trace, requests, jitter_s=0.0, change=one_token)
-        base = SimConfig(prefill=10, decode=NODES - 10, cache_blocks=BLOCKS)
+        base = SimConfig(prefill=10, decode=NODES - 10, kv_blocks=RUNNING + BLOCKS, cache_blocks=BLOCKS)
         for placement, label in LOCAL.items():
             made.append(Case(f"{label}, {trace}", replace(base, placement=placement), work))
-        pooled = replace(base, cache_blocks=0, pool_blocks=10 * BLOCKS // NODES)
+        pooled = replace(base, kv_blocks=RUNNING, cache_blocks=0, pool_blocks=10 * BLOCKS // NODES)
         made.append(Case(f"{GLOBAL}, {trace}", pooled, work))
     return made
 

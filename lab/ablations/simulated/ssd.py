@@ -45,7 +45,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 TIERS = Ablation(
     "ssd",
     "What does an SSD tier behind a small pool gain?",
-    f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} "
+    f"8P+8D, conversation trace; {DRAM} blocks kept in the arena of each node, as many of the pool in its DRAM, {SSD} "
     "on its SSD, written behind and read by all nodes in parallel (bandwidth shared, 500,000 IOPS).",
     cases,
     metrics("mean TTFT, s", "p99 TTFT, s", "hit rate"),

@@ -23,7 +23,7 @@ Files:
                    on one
     presets        Step models by name, from a file, or by formula: the values of --model and --model-geometry
     segment        Decode steps that are not simulated one by one
-    shares         The pooled store and the nodes' own caches by the classes of production, in virtual time
+    shares         The pooled store by the classes of production, in virtual time
     speculation    A step model whose decode steps verify drafts
     step_models    Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run
     steps          Steps of a real engine, written by a node with --record-steps

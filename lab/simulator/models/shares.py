@@ -1,4 +1,4 @@
-"""The pooled store and the nodes' own caches by the classes of production, in virtual time.
+"""The pooled store by the classes of production, in virtual time.
 
 A block is at its home by rendezvous hashing (cache/homes/rendezvous.py) among the members. Each node's share is a
 BlockPool with the eviction and admission policies of a node, and behind it the index of an SSD tier
@@ -41,57 +41,6 @@ def _known_homes(names: tuple[str, ...], members: tuple[str, ...]) -> dict[int, 
     """Block -> index in `names` of its home among `members`, as far as known. A home follows from these alone, so all
     runs of a process share them."""
     return {}
-
-
-class PrefixCache:
-    """A node's own cache: its BlockPool and prefix index. `changed(block, present)` is called for every change."""
-
-    def __init__(
-        self, policy: EvictionPolicy, capacity: int, changed: Callable[[int, bool], None] = lambda block, here: None
-    ) -> None:
-        """capacity: blocks; 0 holds nothing."""
-        self.capacity = capacity
-        self._pool = BlockPool(capacity, policy)
-        self.blocks: set[int] = set()
-        self._changed = changed
-        self._pool.watch(self._tell)
-
-    def _tell(self, key: BlockKey, here: bool) -> None:
-        block = int.from_bytes(key, "little")
-        (self.blocks.add if here else self.blocks.discard)(block)
-        self._changed(block, here)
-
-    @property
-    def evicted(self) -> int:
-        return self._pool.num_evictions
-
-    def run(self, blocks: Sequence[int]) -> int:
-        """The number of leading blocks that are here."""
-        for count, block in enumerate(blocks):
-            if block not in self.blocks:
-                return count
-        return len(blocks)
-
-    def use(self, blocks: Sequence[int], facts: Sequence[Facts]) -> None:
-        """A prompt was computed: its cached prefix was used, and the other blocks were filled one after the other."""
-        if not self.capacity:
-            return
-        keys, pool = list(map(key_of, blocks)), self._pool
-        slots = pool.match(keys)
-        pool.acquire(slots)
-        for position in range(len(slots), len(keys)):
-            try:
-                slot = pool.allocate_for(facts[position])
-            except OutOfBlocks:
-                break
-            slots.append(slot)
-            pool.name(slot, keys[position], facts[position])
-        pool.release(slots)
-
-    def clear(self) -> None:
-        """The node lost its memory."""
-        for key in list(self._pool.keys()):
-            self._pool.forget(key)
 
 
 class Share:

@@ -42,7 +42,7 @@ def test_the_link_and_the_nodes_of_each_case():
     assert (rules(ONE, sites).sites, rules(ONE, sites).kv) == (1, "none")
     assert (config_of(ONE, sites, NODES).mixed, config_of(KV, sites, NODES).mixed) == (4, 2)
     each = config_of(KV, sites, NODES)
-    assert (each.cache_blocks, each.pool_blocks, each.contention) == (400, 1200, 0.1)
+    assert (each.kv_blocks, each.pool_blocks, each.contention) == (400, 1200, 0.1)
     assert rules(KV, sites).budget * rules(KV, sites).link_bytes_s == sites.budget_bytes_s
 
 

@@ -38,11 +38,13 @@ CHUNK, TBT_S = 128, 0.03
 @dataclass
 class Played:
     """Of one run: (prompt tokens, decodes) of each step with prompts; by request, seconds until its first token and its
-    end."""
+    end; and what its arena found and evicted."""
 
     steps: list[tuple[int, int]] = field(default_factory=list)
     first: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
+    found: dict[int, int] = field(default_factory=dict)  # tokens of its prefix when it started first
+    evicted: int = 0
 
     def order(self) -> list[int]:
         return sorted(self.ended, key=lambda number: (round(self.ended[number], 9), number))
@@ -58,10 +60,12 @@ def load(seed: int, count: int, rate_s: float) -> list[TraceRow]:
     return rows
 
 
-def production(rows: list[TraceRow], model: StepModel, batching: str, order: str, block: int) -> Played:
-    """The engine's batcher; nothing else of a node."""
+def production(
+    rows: list[TraceRow], model: StepModel, batching: str, order: str, block: int, prefixes: bool = False
+) -> Played:
+    """The engine's batcher; nothing else of a node. prefixes: it finds those in its arena, with blocks of the trace."""
     policy = batching_policies[batching](Tuning(CHUNK, TBT_S, ExactChunks(model), CLASSES))
-    rules = BatchRules(prefix_caching=False, policy=policy, order=queue_orders[order](CLASSES))
+    rules = BatchRules(prefix_caching=prefixes, policy=policy, order=queue_orders[order](CLASSES))
     pool = BlockPool(model.kv_tokens // block)
     batcher = Batcher(pool, block, model.max_batch, BUDGET, 10**6, {-1}, rules)
     coming = [(row.timestamp_ms / 1000, number, row) for number, row in enumerate(rows)][::-1]
@@ -71,23 +75,30 @@ def production(rows: list[TraceRow], model: StepModel, batching: str, order: str
         while coming and coming[-1][0] <= until:
             at, number, row = coming.pop()
             params = SamplingParams(temperature=0, max_tokens=row.output_length, ignore_eos=True)
-            ids = [1] * row.input_length
+            ids = [block * id + k for id in row.hash_ids for k in range(block)] if prefixes else [1] * row.input_length
+            ids = ids[: row.input_length]
             batcher.add(at, Request(str(number), ids, len(ids), params, at, b"root" * 4))
 
     while coming or batcher.requests:
         arrive(now)
+        for request in batcher.loads(now, len(rows)):  # as engine/handoff/reuse.py, where nobody else has anything
+            batcher.blocks.adopt_prefix(request)
+            batcher.loaded(now, request)
         step = batcher.schedule(now)
         if step is None:
             now = coming[-1][0]
             continue
         now += seconds(step, model, played)
         arrive(now)
+        for row in step.rows:
+            played.found.setdefault(int(row.request.request_id), row.request.num_cached)
         for request, _, _ in batcher.commit(now, step, [(1,) if row.samples else None for row in step.rows]).emitted:
             number = int(request.request_id)
             played.first.setdefault(number, now)
             if request.finished:
                 played.ended[number] = now
     batcher.check_integrity()
+    played.evicted = pool.num_evictions
     return played
 
 
@@ -119,16 +130,18 @@ class Recorder:
         return self._model.chunks_s(chunks)
 
 
-def simulated(rows: list[TraceRow], model: StepModel, batching: str, order: str) -> Played:
+def simulated(rows: list[TraceRow], model: StepModel, batching: str, order: str, **change: Any) -> Played:
     config = SimConfig(
         prefill=0, decode=0, mixed=1, batching_policy=batching, queue_order=order, prefill_chunk_tokens=CHUNK,
         tbt_budget_s=TBT_S, step_prompts=10**6, step_models="exact", step_noise=0.0, cache_blocks=0, probe_s=0.0,
     )  # fmt: skip
-    cluster, played = Cluster(config, model), Played()
+    cluster, played = Cluster(replace(config, **change), model), Played()
     cluster.nodes[0].model = Recorder(model, played)
     cluster.played(rows)
     played.first = {job.index: job.first_token for job in cluster.jobs}
     played.ended = {job.index: job.finished for job in cluster.jobs}
+    played.found = {job.index: job.prefix_tokens for job in cluster.jobs}
+    played.evicted = cluster.nodes[0].arena.evicted
     return played
 
 
@@ -191,3 +204,33 @@ def test_too_little_memory_costs_about_the_same(batching):
             tokens[which] += sum(count for count, _ in one.steps)
     assert tokens[0] > 1.01 * least, "no request lost its KV: this load shows nothing"
     assert waits[1] == pytest.approx(waits[0], rel=0.1) and tokens[1] == pytest.approx(tokens[0], rel=0.05)
+
+
+def turns(seed: int, count: int, rate_s: float) -> list[TraceRow]:
+    """Turns of twelve chats behind one system prompt, in blocks of BLOCK tokens; a chat begins again after six."""
+    rng, at, rows = Random(seed), 0.0, []
+    last = [(number, 0) for number in range(12)]
+    for _ in range(count):
+        at += rng.expovariate(rate_s)
+        chat = rng.randrange(12)
+        number, turn = last[chat]
+        last[chat] = (number, turn + 1) if turn < 5 else (number + 12, 0)
+        blocks = [*range(6), *(1000 * (1 + number) + k for k in range(4 + 5 * turn))]
+        prompt, answer = BLOCK * len(blocks) - rng.randrange(BLOCK), round(rng.lognormvariate(3.0, 0.6)) + 1
+        rows.append(TraceRow(1000 * at, prompt, answer, blocks))
+    return rows
+
+
+ROOM = {"no evictions": 200_000, "half of the chats": 3200, "few requests": 1200}
+
+
+@pytest.mark.parametrize("pool_model", ["real", "fast"])
+@pytest.mark.parametrize("room", ROOM)
+def test_a_node_finds_the_prefixes_that_the_engine_finds(room, pool_model):
+    """On the same trace, in an arena of the same size, which running requests and kept prefixes share."""
+    rows, model = turns(5, 240, 6.0), replace(MODEL, kv_tokens=ROOM[room])
+    real = production(rows, model, "decode-first", "fcfs", BLOCK, prefixes=True)
+    sim = simulated(rows, model, "decode-first", "fcfs", cache_blocks=10**6, block_tokens=BLOCK, pool_model=pool_model)
+    shares = [sum(one.found.values()) / sum(row.input_length for row in rows) for one in (real, sim)]
+    assert (real.evicted > 0) == (sim.evicted > 0) == (room != "no evictions")
+    assert shares[1] == pytest.approx(shares[0], abs=0.01)

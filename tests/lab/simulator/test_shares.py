@@ -18,7 +18,7 @@ from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
-from lab.simulator.models.shares import HomedPool, PrefixCache, key_of
+from lab.simulator.models.shares import HomedPool, key_of
 from lab.simulator.result import figures
 
 NAMES = [f"node-{i}" for i in range(4)]
@@ -119,17 +119,6 @@ def test_a_node_that_left_gives_its_keys_to_others():
     pool.back(1)
     assert pool.sources(own) == {1: len(own)}
     check(pool)
-
-
-def test_a_nodes_own_cache_is_a_prefix_index_under_its_policy():
-    told: list[tuple[int, bool]] = []
-    cache = PrefixCache(choose("lru"), 4, lambda block, here: told.append((block, here)))
-    cache.use([1, 2, 3], [PLAIN] * 3)
-    cache.use([1, 9, 10], [PLAIN] * 3)
-    assert cache.blocks == {1, 2, 9, 10} and cache.run([1, 2, 3]) == 2, "the end of the older prompt went first"
-    assert cache.evicted == 1 and told[-1] == (10, True) and (3, False) in told
-    cache.clear()
-    assert not cache.blocks and cache.run([1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,14 @@ def test_effective_requests_and_the_last_one():
     assert looks.last_request(with_model(jobs)) == {"last_ttft_s": 1.0, "last_total_s": 2.0}
 
 
+def node_with(blocks: set[int]) -> SimpleNamespace:
+    return SimpleNamespace(arena=SimpleNamespace(blocks=blocks))
+
+
 def test_copies_are_counted_by_popularity():
     one, two = job(0.0), job(1.0)
     one.blocks, two.blocks = (7, 8), (7, 9)
-    held = SimpleNamespace(jobs=[one, two], caches=[SimpleNamespace(blocks={7, 8}), SimpleNamespace(blocks={7})])
+    held = SimpleNamespace(jobs=[one, two], nodes=[node_with({7, 8}), node_with({7})])
     assert looks.Copies((1, 2, 50))(held) == {"copies_1": 2.0, "copies_2": 1.0}
 
 

@@ -142,12 +142,13 @@ def test_adversarial_loads_are_small_enough_for_nodes_of_this_machine_and_whole(
 
 def test_the_simulated_twin_of_nodes():
     config = twin("prefill=2,decode=1,store=1", NODE, 6400)
-    assert (config.prefill, config.decode, config.mixed, config.block_tokens, config.cache_blocks) == (2, 1, 0, 16, 400)
+    assert (config.prefill, config.decode, config.mixed, config.block_tokens, config.kv_blocks) == (2, 1, 0, 16, 400)
     assert (config.batching_policy, config.step_prompts, config.tbt_budget_s) == ("dynamic", 64, 0.1)
     assert twin("prefill+decode=2", NODE, 6400).mixed == twin("mixed=2", NODE, 6400).mixed == 2
     model = base_model("mine", NODE, 6400)
     assert (model.token_bytes, model.chunk_tokens, model.max_batch) == (23040, 1024, 64)
-    found, _ = simulate(config, model, requests(Shape(rate=4.0), 0, 10.0))
+    found, cluster = simulate(config, model, requests(Shape(rate=4.0), 0, 10.0))
+    assert [one.arena.left for one in cluster.nodes] == [6400] * 3, "one memory, as the nodes have it"
     assert found["finished"] == found["requests"] > 20 and found["token_hit_rate"] > 0.05
 
 
