@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine.config.config import Config
 from engine.config.scaling import command_parts
@@ -20,18 +20,24 @@ from net.loop.tasks import keep
 from net.metrics.events import Metrics
 from sched.scaling.bounds import Bounds
 from sched.scaling.crew import Effect, Start
-from sched.scaling.width import RANK, Width
-
-if TYPE_CHECKING:
-    from engine.experts.processes import ExpertProcesses  # torch
+from sched.scaling.width import RANK, Rank, Width
 
 log = logging.getLogger("mooncake.scaling")
+
+
+class Ranks(Protocol):
+    """The ranks of this node: engine/experts/processes.py."""
+
+    def joined(self) -> list[Rank]: ...
+
+    @property
+    def where(self) -> str | None: ...
 
 
 class RankScaler:
     """`config` has --expert-scale-command; `ranks`: of this node."""
 
-    def __init__(self, config: Config, gossip: Gossip, ranks: ExpertProcesses, metrics: Metrics) -> None:
+    def __init__(self, config: Config, gossip: Gossip, ranks: Ranks, metrics: Metrics) -> None:
         assert config.expert_scale_command is not None and ranks.where is not None
         self._gossip, self._ranks, self._where = gossip, ranks, ranks.where
         self._parts = command_parts(config.expert_scale_command)
