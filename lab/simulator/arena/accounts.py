@@ -48,7 +48,7 @@ class FactsByPosition:
         self._known: list[Facts] = []
 
     def first(self, blocks: int) -> Sequence[Facts]:
-        """Of at least so many blocks."""
+        """Of at least this number of blocks."""
         for position in range(len(self._known), blocks):
             self._known.append(Facts(position, self._cost_s(self._size, self._size * position)))
         return self._known
