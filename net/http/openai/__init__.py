@@ -21,8 +21,8 @@ Files:
     routes            The two completion routes, streamed and whole
     rules             Rules of bodies in the OpenAPI document beyond the types of single fields
     schema            Request bodies: the served fields and their types
-    serving           One request of any generating route, from its body to its answer: room, turn, plan, unique id,
-                      stream or whole
+    serving           One request of any generating route, from its body to its answer: room, turn, plan, stream or
+                      whole
     sse               Sends a stream of server-sent events: what every streamed answer of the API shares
     streams           Runs the choices of one request concurrently: merges several generations into one stream of
     structured        Structured output in requests: OpenAI's response_format, vLLM's structured_outputs and its older
