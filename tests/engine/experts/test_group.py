@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from engine.experts import pulling
 from engine.experts.collect import Collector
 from engine.experts.group import POLL_S, ExpertGroup, LossRule
 from engine.experts.placing.placement import Placement
 from engine.experts.plan import Plan
+from engine.experts.pulling import Sources
 from engine.experts.share import Share
 from engine.model.experts.losses import DROP, FAIL, WAIT
+from engine.model.model_error import ModelError
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
 from net.rounds.layout import Layout
 from net.rounds.silence import ANSWER_S
@@ -163,16 +168,24 @@ def test_a_round_in_which_a_process_ended_is_no_measure_of_rounds(keep, new_desk
     assert collector.silence.answer_limit_s == ANSWER_S
 
 
-def test_experts_that_cannot_be_read_do_not_move(keep, new_desk, caplog):
-    """Rank 1 is elsewhere, and alone has an expert that rank 0 is to get."""
+def test_experts_that_cannot_be_read_do_not_move(keep, new_desk, caplog, monkeypatch):
+    """Rank 1 is elsewhere, and alone has an expert that rank 0 is to get. It lends none, and there is no checkpoint."""
+
+    def unreadable(*given: Any) -> None:
+        raise ModelError("no such file")
+
+    monkeypatch.setattr(pulling, "open_weights", unreadable)
     plan = replace(PLAN, remote=1)
     own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
     shares = {0: Share(keep(Region.private("share", plan.share_bytes)), plan)}
     group = ExpertGroup(plan, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), LossRule(DROP), {})
+    assert group.mover is not None
+    source: Any = SimpleNamespace(fingerprint="a model")
+    group.mover.sources = Sources(plan, source)
     group.balance = OneMove(0, PLACEMENT.with_layer(0, [(EXPERT_OF_1,), (EXPERT_OF_0,)]))
     group.begin()
     assert group.placement is PLACEMENT and group.num_moved == 0 and not group.masked
-    assert "experts of layer 0 cannot move: there is no checkpoint" in caplog.text
+    assert "it has not joined" in caplog.text and "experts of layer 0 cannot move: no such file" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
