@@ -78,7 +78,7 @@ async def test_of_several_nodes_one_starts_another(tmp_path):
             await shell.close()
     (actor,) = acts
     assert path.read_text() == f"start mixed scaled-mixed-0 {actor}:80\n", "once, though three nodes see the load"
-    texts = {shell._gossip.me.node_id: shell._metrics.text().decode() for shell in shells}
+    texts = {shell._gossip.me.node_id: shell._orders._metrics.text().decode() for shell in shells}
     done = 'mooncake:scaling_actions_total{action="start"'
     assert done in texts[actor] and all(done not in text for name, text in texts.items() if name != actor)
 
