@@ -182,6 +182,13 @@ def test_steps_that_miss_their_objective_need_ranks_and_an_idle_node_none():
     assert found[:1] == [Start(RANK, "n-rank-0")] and core.counts["needed"] > LEAST
 
 
+def test_a_rank_without_which_steps_would_miss_their_objective_stays():
+    """Of three ranks with steps of 0.08 s: two would take 0.12 s, and the objective is 0.1 s."""
+    ranks = [Rank(2, "n-rank-0", True)]
+    assert steps(Width("n", rules()), load(running=1, step_s=0.08), ranks, 0, 600) == []
+    assert steps(Width("n", rules()), load(running=1, step_s=0.02), ranks, 0, 600) == [Drain(RANK, "n-rank-0")]
+
+
 def test_only_ranks_that_a_start_named_leave_the_last_first():
     core = Width("n", rules())
     ranks = [Rank(2, "", True), Rank(3, "n-rank-1", True), Rank(4, "n-rank-0", True), Rank(5, "m-rank-0", True)]
