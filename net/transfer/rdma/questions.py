@@ -14,7 +14,8 @@ REGION_S = 120.0  # for keys of a region: the first question waits until all its
 
 
 class Questions:
-    """The "op" of an answer, and its rail or name, identify the question."""
+    """The "op" of an answer, with its rail and generation or its name, identifies the question. Who asks the same once
+    more waits for the same answer, also after a timeout."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -44,4 +45,4 @@ class Questions:
 
 
 def _about(header: Header) -> Any:
-    return header.get("rail", header.get("name"))
+    return header.get("rail", header.get("name")), header.get("generation")

@@ -1,7 +1,8 @@
 """Restores broken rails of a link: fences them on the other side, then opens them as a new generation.
 
 stop{rail} ──>                      <── stopped{rail}            its old queue pair receives nothing any more
-start{rail, endpoint} ──>           <── started{rail, endpoint}  or  {rail, reason}
+start{rail, generation, endpoint} ──>
+                                    <── started{rail, generation, endpoint}  or  {rail, generation, reason}
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 from net.errors import PeerLost
@@ -40,6 +42,7 @@ class Revival:
         self._join = join
         self._give_up = give_up
         self._ended = False
+        self._generations = count(1)
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._port_up = [asyncio.Event() for _ in devices]
         self._listeners = [self._port_listener(index) for index in range(len(devices))]
@@ -100,7 +103,13 @@ class Revival:
         """Start a new generation on both sides. Raises VerbsError, ValueError, TimeoutError, PeerLost."""
         pair = self._pump.pairs[index]
         pair.reset()
-        mine = {"op": "start", "rail": index, "endpoint": pair.endpoint().to_json()}
+        # A late answer to the try before this one is of a queue pair that is no more, and must not count as this one's.
+        mine = {
+            "op": "start",
+            "rail": index,
+            "generation": next(self._generations),
+            "endpoint": pair.endpoint().to_json(),
+        }
         answer = await self._questions.ask("started", mine)
         if not self._devices[index].active:
             raise ValueError("the link is down")

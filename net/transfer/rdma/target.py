@@ -126,7 +126,9 @@ class Target:
             case "start":
                 answer = self._open(header["rail"], header["endpoint"])
                 key = "reason" if isinstance(answer, str) else "endpoint"
-                connection.send({"op": "started", "rail": header["rail"], key: answer})
+                connection.send(
+                    {"op": "started", "rail": header["rail"], "generation": header["generation"], key: answer}
+                )
 
     def closed(self, connection: Connection, reason: str | None) -> None:
         self.end()
