@@ -175,8 +175,8 @@ class Config(ScalingFields):
         "auto",
         "transfer",
         "how to move KV between nodes; auto = the first that works of shm (within one host), rdma, tcp; rdma or tcp = "
-        "within one host too. Messages to ranks of experts on other hosts go by rdma or tcp: auto = rdma where both "
-        "sides have it, shm = tcp",
+        "that one, also within one host. Messages to ranks of experts on other hosts go by rdma or tcp: auto = rdma "
+        "where both sides have it, shm = tcp",
         ("auto", *transports),
     )
     rail_limit: int = flag(

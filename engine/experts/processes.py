@@ -255,8 +255,8 @@ class ExpertProcesses:
             tries += 1
             self.restarts += 1
             duty = Duty(rank, self.plan, *self.group.restart_from(rank))
-            given = self._pull(duty)
             try:
+                given = self._pull(duty)
                 desk = self._start(duty, given)
             except (OSError, ModelError) as error:
                 if self._closing.is_set():

@@ -67,7 +67,7 @@ from net.kv_events.settings import parse as event_settings
 from net.loop.leaving import may_be_left
 from net.loop.stalls import StallMonitor
 from net.loop.supervisor import Supervisor
-from net.loop.tasks import spawn
+from net.loop.tasks import awaited, spawn
 from net.metrics.events import Metrics
 from net.transfer.common.prefault import Prefault
 from net.transfer.device.staging import DeviceTransferEngine
@@ -249,8 +249,9 @@ class Node:
         """Leave the cluster and release everything, in reverse order."""
         if self.serving.scaler is not None:
             await self.serving.scaler.close()
-        if self.serving.rank_scaler is not None:
-            await self.serving.rank_scaler.close()
+        ranks = self.serving.rank_scaler
+        # Meanwhile, because a command that hangs must not keep this node from leaving the cluster.
+        ending = None if ranks is None else awaited(ranks.close())
         await self.door.close()
         if self._prefault is not None:
             await asyncio.to_thread(self._prefault.close)
@@ -262,6 +263,8 @@ class Node:
         if self._gossiping:
             self.channel.leave()
             await self.gossip.leave()
+        if ending is not None:
+            await ending
         await self._recorder.close()
         await self.weights.close()
         if self._role_changes is not None:

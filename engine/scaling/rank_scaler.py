@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine.config.config import Config
 from engine.config.scaling import command_parts
-from engine.scaling.command import CommandFailed, call
+from engine.scaling.command import call
 from engine.scaling.orders import Orders, period_s, rules_of
 from engine.scaling.scaler import loads
 from net.gossip.driver import Gossip
@@ -59,7 +59,7 @@ class RankScaler:
         names = sorted(self._core.started)
         found = await asyncio.gather(*(self._call("stop", name) for name in names), return_exceptions=True)
         for name, error in zip(names, found, strict=True):
-            if isinstance(error, CommandFailed):
+            if error is not None:
                 log.warning("could not stop %s: %s", name, error)
 
     def state(self) -> dict[str, int]:

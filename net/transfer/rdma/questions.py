@@ -14,8 +14,8 @@ REGION_S = 120.0  # for keys of a region: the first question waits until all its
 
 
 class Questions:
-    """The "op" of an answer, with its rail and generation or its name, identifies the question. Who asks the same once
-    more waits for the same answer, also after a timeout."""
+    """The "op" of an answer, with its rail and generation or its name, identifies the question. Who asks for the same
+    region once more waits for the same answer, also after a timeout."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -29,8 +29,13 @@ class Questions:
             future = self._open[key] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda _: self._open.pop(key, None))
             self._connection.send(question)
-        async with asyncio.timeout(within_s):
-            return await asyncio.shield(future)
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            if "generation" in question:  # nobody asks this again
+                self._open.pop(key, None)
+            raise
 
     def answered(self, header: Header) -> None:
         future = self._open.get((header["op"], _about(header)))

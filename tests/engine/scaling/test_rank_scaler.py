@@ -49,6 +49,11 @@ class Played:
             while len(self.calls) < count:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
 
+    async def counts(self, name: str, count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while self.shell.state()[name] != count:  # noqa: ASYNC110 - another task
+                await asyncio.sleep(0.01)
+
 
 START, STOP = (f"{action} expert-rank n-rank-0 10.0.0.1:9100" for action in ("start", "stop"))
 
@@ -63,7 +68,9 @@ async def test_a_rank_starts_with_the_load_and_ends_with_it(tmp_path):
         played.load(running=0)
         await played.until(2)
         assert played.calls == [START, STOP]
-        assert 'role="expert-rank",state="draining"' in played.metrics.text().decode()
+        await played.counts("draining", 1)
+        draining = [line for line in played.metrics.text().decode().splitlines() if 'state="draining"' in line]
+        assert len(draining) == 1 and 'role="expert-rank"' in draining[0] and draining[0].endswith(" 1.0")
         played.joined.clear()
         await played.until(3)
     finally:
@@ -103,19 +110,25 @@ async def test_a_node_that_stops_ends_the_ranks_that_it_started(tmp_path):
     played.load(running=0)
     played.joined += [Rank(2, "n-rank-0", True)]
     played.shell.start()
-    async with asyncio.timeout(WAIT_S):
-        while played.shell.state()["ready"] < 3:  # noqa: ASYNC110 - another task
-            await asyncio.sleep(0.01)
+    await played.counts("ready", 3)
     await played.shell.close()
     assert set(played.calls) == {STOP}
 
 
-async def test_a_node_whose_load_is_not_known_yet_starts_nobody(tmp_path):
+async def test_a_node_that_is_not_ready_starts_nobody(tmp_path):
+    """It does so with the same load once it is ready."""
     played = Played(tmp_path)
+    played.records["n"] = record(4, blocks_total=0)
     played.shell.start()
-    await asyncio.sleep(0.5)
-    await played.shell.close()
-    assert played.calls == []
+    try:
+        await played.counts("needed", 3)
+        await asyncio.sleep(0.5)
+        assert played.calls == []
+        played.load(running=4)
+        await played.until(1)
+    finally:
+        await played.shell.close()
+    assert played.calls[0] == START
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ async def test_a_late_answer_is_not_taken_for_that_of_the_next_generation():
     assert not second.done()
     questions.answered(started(2, "of the new one"))
     assert (await second)["endpoint"] == "of the new one"
+    await asyncio.sleep(0)
+    assert not questions._open
 
 
 async def test_who_asks_for_the_same_region_waits_for_the_same_answer():
