@@ -8,7 +8,6 @@ from engine.experts.placing.moves import Move
 from engine.experts.pulling import MEMORY, Brought, Sources
 from engine.experts.share import Share
 from engine.experts.work import COMMIT, STAGE, TAKE, Work
-from engine.model.model_error import ModelError
 from net.rounds.desk import Desk
 from net.rounds.remote_desk import RemoteDesk
 
@@ -17,7 +16,8 @@ class Mover:
     """Rank 0's. `own`: its work. `desks`: of all ranks, as they are at each call. `shares`: of the ranks of this host.
     `answered`: waits for these ranks; returns those that are lost, and why.
 
-    `sources`: where moves find experts that no rank of this host has; None: there is no other host."""
+    `sources`: where moves find experts that no rank of this host has. ExpertProcesses sets it; None for ranks that are
+    no processes."""
 
     def __init__(
         self,
@@ -61,8 +61,7 @@ class Mover:
             return {expert: bring(move.layer, expert, there) for expert, there in copies.items()}
 
     def _elsewhere(self) -> Sources:
-        if self.sources is None:
-            raise ModelError("experts cannot move between hosts")
+        assert self.sources is not None, "ranks of other hosts are processes"
         return self.sources
 
     def _stage(self, move: Move) -> dict[int, str]:

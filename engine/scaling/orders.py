@@ -38,7 +38,7 @@ class Orders:
         self, metrics: Metrics, act: Callable[[Effect], Awaitable[object]], failed: Callable[[float, Effect], None]
     ) -> None:
         self._metrics, self._act, self._failed = metrics, act, failed
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], Effect] = {}
 
     def give(self, effects: Iterable[Effect], counts: Mapping[str, Mapping[str, int]], start_s: float) -> None:
         """`counts`: by role, what the rule counts. `start_s`: after which a start is too late."""
@@ -52,15 +52,16 @@ class Orders:
             else:
                 log.info("%s %s: %s", action_of(effect), effect.node, told)
             task = spawn(self._carry_out(effect), "scaling")
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running[task] = effect
+            task.add_done_callback(self._running.pop)
 
-    async def close(self) -> None:
-        """A command that runs is ended."""
-        running = [*self._running]
+    async def close(self) -> list[Effect]:
+        """Commands that run are ended; returns what they were for."""
+        running = dict(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        return [*running.values()]
 
     async def _carry_out(self, effect: Effect) -> None:
         action = action_of(effect)

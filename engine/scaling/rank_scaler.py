@@ -55,8 +55,8 @@ class RankScaler:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._orders.close()
-        names = sorted(self._core.started)
+        cut = {effect.node for effect in await self._orders.close()}
+        names = sorted(self._core.started | cut)
         found = await asyncio.gather(*(self._call("stop", name) for name in names), return_exceptions=True)
         for name, error in zip(names, found, strict=True):
             if error is not None:

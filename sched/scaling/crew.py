@@ -99,9 +99,9 @@ class Crew:
 
     @property
     def started(self) -> set[str]:
-        """Members that a start named, here or on their way."""
-        here = (self._ready or frozenset()) | self._draining
-        return {name for name in here | self._pending.keys() if self.named(name)}
+        """Members that a start named: here, on their way, or nobody could stop them yet."""
+        here = (self._ready or frozenset()) | self._draining | self._given_up
+        return {name for name in here | self._pending.keys() | self._unstopped.keys() if self.named(name)}
 
     def step(
         self,

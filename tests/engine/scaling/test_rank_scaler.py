@@ -27,7 +27,7 @@ class Played:
     def __init__(self, folder: Path, *flags: str, fails: bool = False) -> None:
         self.path, self.joined = folder / "calls", list[Rank]()
         self.records: dict[str, NodeRecord] = {}
-        script = folder / "command"
+        script = self.script = folder / "command"
         script.write_text(f'#!/bin/sh\necho "$@" >>{self.path}\n' + "echo no host is free; exit 1\n" * fails)
         script.chmod(0o755)
         command = f"{script} {{action}} {{role}} {{name}} {{join}}"
@@ -113,6 +113,22 @@ async def test_a_node_that_stops_ends_the_ranks_that_it_started(tmp_path):
     await played.counts("ready", 3)
     await played.shell.close()
     assert set(played.calls) == {STOP}
+
+
+async def test_a_node_that_stops_repeats_a_stop_that_its_end_cut_off(tmp_path):
+    played = Played(tmp_path, "--scale-start-ms", "200")
+    played.script.write_text(
+        f'#!/bin/sh\necho "$@" >>{played.path}\n'
+        f'[ "$1" = start ] || [ -e {tmp_path}/hung ] || {{ touch {tmp_path}/hung; exec sleep 600; }}\n'
+    )
+    played.load(running=4)
+    played.shell.start()
+    async with asyncio.timeout(WAIT_S):
+        while not (tmp_path / "hung").exists():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+    before = played.calls.count(STOP)
+    await played.shell.close()
+    assert before == 1 and played.calls.count(STOP) == 2
 
 
 async def test_a_node_that_is_not_ready_starts_nobody(tmp_path):
