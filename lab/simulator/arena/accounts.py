@@ -126,9 +126,7 @@ class Arena(ABC):
         if holder is None:
             holder = self._holders[who] = Holder()
         holder.tokens = tokens
-        own = max(0, tokens - len(holder.uses) * self.room.block_tokens)
-        self.used += own - holder.own
-        holder.own = own
+        self._settle(holder)
 
     def grown(self) -> None:
         """Evict for those that have grown."""
@@ -198,11 +196,6 @@ class Arena(ABC):
             whole = max(0, tokens // self.room.block_tokens - holder.depth)
             self.name(who, [*repeat(0, holder.depth), *islice(self._answers, whole)])
 
-    def _changed_to(self, block: int, here: bool) -> None:
-        (self.blocks.add if here else self.blocks.discard)(block)
-        if block < ANSWERS:
-            self._changed(block, here)
-
     def drop(self, who: Hashable) -> None:
         """`who` holds nothing any more. Its named blocks stay until others need the room."""
         holder = self._holders.pop(who, None)
@@ -239,11 +232,17 @@ class Arena(ABC):
             self._forget(block)
 
     def _settle(self, holder: Holder) -> None:
+        """Count what is under no name again."""
         own = max(0, holder.tokens - len(holder.uses) * self.room.block_tokens)
         self.used += own - holder.own
         holder.own = own
 
     # --- named blocks
+
+    def _changed_to(self, block: int, here: bool) -> None:
+        (self.blocks.add if here else self.blocks.discard)(block)
+        if block < ANSWERS:
+            self._changed(block, here)
 
     @property
     @abstractmethod
