@@ -85,8 +85,14 @@ class GossipCore:
 
     def wake_at(self) -> float:
         """Time of the next Tick."""
-        planes = min(self._exchange.next_at, self.digests.next_at, self.cells.next_at)
+        planes = min(self._exchange.next_at, self._look_at, self.digests.next_at, self.cells.next_at)
         return self._clock.theirs(min(self.membership.wake_at(), planes))
+
+    @property
+    def _look_at(self) -> float:
+        """Time at which this node's load is read next: right before an exchange while these have their full rate, so
+        that the exchange offers the newest load."""
+        return max(self._publish_at, self._exchange.next_at) if self._exchange.quick else self._publish_at
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Returns the effects of an event. Never raises for data from other nodes."""
@@ -95,14 +101,14 @@ class GossipCore:
             return self._receive(now, event)
         effects = self._followed(self.membership.handle(now, event))
         if isinstance(event, Tick):
-            if now >= self._exchange.next_at:
-                if now >= self._publish_at:
-                    if (rival := self.view.rival) is not None:
-                        self.view.rival = None
-                        self.membership.outbid(rival)
-                    self._publish_at = max(self._publish_at + self._preset.state_s(len(self.mates()) + 1), now)
-                    self.view.publish(now, self.membership.me.incarnation, self._stamped())
-                effects += self._exchange.tick(now, self.mates())
+            if now >= self._look_at:
+                if (rival := self.view.rival) is not None:
+                    self.view.rival = None
+                    self.membership.outbid(rival)
+                period_s = self._preset.state_s(len(self.mates()) + 1)
+                self._publish_at = max(self._publish_at + period_s, now + period_s / 2)
+                self.view.publish(now, self.membership.me.incarnation, self._stamped())
+            effects += self._exchange.tick(now, self.mates())
             effects += self.digests.tick(now, self.mates())
             if now >= self.cells.next_at:
                 records = self.view.table(now)[1] if self._bits else np.zeros(0, RECORD)

@@ -15,10 +15,12 @@ import numpy.typing as npt
 from sched.gossip.record import (
     FLOAT_WORDS,
     IDENTITY_WORDS,
+    LOAD_WORDS,
     RECORD,
     RECORD_BYTES,
     RECORD_WORDS,
     RESIDUAL_WORD,
+    WORK_WORD,
     NodeRecord,
     Version,
     node_key,
@@ -66,6 +68,7 @@ class ClusterView:
         self._words: Words = np.zeros((1, RECORD_WORDS), "<u4")
         self._held = np.zeros((1, 3))  # RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS
         self._fingerprint: int | None = None
+        self._changed = True
         self.rival: int | None = None  # incarnation of a held own record of another process
 
     # --- membership
@@ -73,7 +76,7 @@ class ClusterView:
     def admit(self, node_id: str) -> None:
         """Accept records of this node from now on."""
         self._names[node_key(node_id)] = node_id
-        self._stale_rows = True
+        self._stale_rows = self._changed = True
 
     def forget(self, node_id: str) -> None:
         """The node is gone: drop its record and accept no more."""
@@ -211,8 +214,23 @@ class ClusterView:
             self._orders[rows] = orders
         if ((before ^ orders) >> _INCARNATION).any():
             self._fingerprint = None
+        self._changed = self._changed or self._differ(rows, words, now)
         self._words[rows] = words
         self._held[rows] = (now, 0.0, 0.0)
+
+    def _differ(self, rows: Rows, words: Words, now: float) -> bool:
+        """Whether one of these records says more than that its node still lives."""
+        held = self._words[rows]
+        if (held.take(LOAD_WORDS, axis=1) != words.take(LOAD_WORDS, axis=1)).any():
+            return True
+        before, after = held[:, WORK_WORD].view("<f4"), words[:, WORK_WORD].view("<f4")
+        expected = np.maximum(0.0, before - (now - self._held[rows, RECEIVED_AT]))
+        return bool((np.abs(after - expected) > WORK_STEP_S).any())
+
+    def take_change(self) -> bool:
+        """Whether since the last call a node was admitted, or a record came that is more than a heartbeat."""
+        changed, self._changed = self._changed, False
+        return changed
 
     def charge(self, node_id: str, work_s: float, requests: int = 1) -> None:
         """Record that work was just sent to this node; it counts in `get` until the node's next record (LSQ: own

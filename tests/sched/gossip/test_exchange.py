@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from sched.gossip.exchange import ENTRIES, OTHERS, OWN, VERSIONS, Exchange
+from sched.gossip.exchange import ENTRIES, OTHERS, OWN, QUICK, SLOWEST, VERSIONS, Exchange
+from sched.gossip.record import NodeRecord
 from sched.membership.events import SendPacket
 from sched.membership.member import Member, presets
 from sched.membership.packet import unseal
@@ -59,14 +60,17 @@ def test_an_incarnation_known_to_one_only_is_compared_by_key():
 
 
 def begun(asked_per_interval: float) -> float:
-    """Exchanges per interval that a node with many peers begins while others begin so many with it."""
-    exchange = Exchange(0.0, view_of(*(f"n{i}" for i in range(99)), own="a"), 1, LOCAL, random.Random(1))
+    """Exchanges per interval that a node with many peers and a changing load begins while others begin so many with
+    it."""
+    view = view_of(*(f"n{i}" for i in range(99)), own="a")
+    exchange = Exchange(0.0, view, 1, LOCAL, random.Random(1))
     peers = [Member(f"n{i}", (f"n{i}", 1)) for i in range(99)]
     other = Exchange(0.0, view_of("a", own="n1"), 1, LOCAL, random.Random(2))
     (packet,), interval_s = other.tick(1.0, [Member("a", ("a", 1))]), LOCAL.state_s(100) / LOCAL.state_fanout
     count, intervals, per_interval = 0, 300, 20
     for step in range(intervals * per_interval):
         now = step / per_interval * interval_s
+        view.publish(now, 0, NodeRecord(running=step))
         count += bool(exchange.tick(now, peers))
         asked = int((step + 1) * asked_per_interval / per_interval) - int(step * asked_per_interval / per_interval)
         for _ in range(asked):
@@ -79,3 +83,42 @@ def test_who_is_asked_more_asks_less_but_never_stops():
     assert alone > usual > often > flooded > 0.4
     assert usual + 1 == pytest.approx(2 / (OWN + OTHERS), rel=0.2), "as many as it is asked"
     assert alone == pytest.approx(1 / OWN, rel=0.1)
+
+
+def test_an_exchange_is_seldom_while_no_load_changes_and_comes_at_once_after_a_change():
+    view = view_of("n1", own="a")
+    exchange, peers = Exchange(0.0, view, 1, LOCAL, random.Random(1)), [Member("n1", ("n1", 1))]
+
+    def begun_at(start: float, end: float) -> list[float]:
+        """Times in milliseconds at which the node began an exchange."""
+        return [ms for ms in range(round(1000 * start), round(1000 * end)) if exchange.tick(ms / 1000, peers)]
+
+    full_ms = 1000 * LOCAL.state_s(2)
+    busy, calm = begun_at(0.0, 8.0), begun_at(8.0, 16.0)
+    assert busy[QUICK - 1] <= QUICK * full_ms and not exchange.quick
+    assert 0 < len(calm) <= 8000 / (OWN * SLOWEST * full_ms) + 1
+
+    view.merge(16.0, record_of("n1", work_s=0.0, running=1))
+    assert begun_at(16.0, 16.001) == [16000], "the slow interval in which the change came is not waited for"
+    assert len(begun_at(16.001, 16.0 + full_ms * QUICK / 1000)) >= QUICK - 1
+
+
+@pytest.mark.parametrize(
+    "record, is_change",
+    [
+        (record_of("n1", 0, 2, running=3, work_s=8.0), False),
+        (record_of("n1", 0, 2, running=3, work_s=8.0, written_ms=5, age_s=1.0), False),
+        (record_of("n1", 0, 2, running=3, work_s=9.0), True),
+        (record_of("n1", 0, 2, running=4, work_s=8.0), True),
+        (record_of("n1", 0, 2, running=3, work_s=8.0, digest_epoch=7), True),
+        (record_of("n1", 1, 1, running=3, work_s=8.0), True),
+    ],
+)
+def test_a_heartbeat_is_no_change(record, is_change):
+    """Two seconds later, a node that had ten seconds of work has eight."""
+    view = view_of("n1", own="a")
+    assert view.merge(0.0, record_of("n1", running=3, work_s=10.0)) and view.take_change()
+    assert not view.take_change()
+    assert view.merge(2.0, record) and view.take_change() == is_change
+    view.admit("n2")
+    assert view.take_change()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from sched.gossip.exchange import SLOWEST
 from sched.gossip.state import HEARTBEAT_S, ClusterView, NodeRecord, node_key
 from sched.membership.member import presets
 from tests.sched.virtual import VirtualNet
@@ -160,6 +161,30 @@ def test_load_is_known_everywhere_within_a_few_periods(size, loss):
     for other in nodes:  # nobody's clock agrees, yet all agree on the remaining work
         record = other.core.view.get(node.name, net.now + other.clock_offset)
         assert record.work_s + record.age_s == pytest.approx(1e5, abs=0.5)
+
+
+@pytest.mark.parametrize("size", [3, 12, 32])
+def test_an_idle_cluster_sends_little_and_still_tells_a_change_at_once(size):
+    net = VirtualNet(seed=size)
+    nodes = net.cluster(size)
+    net.run(10.0)
+    before, idle_s = [node.packets_sent for node in nodes], 10.0
+    net.run(idle_s)
+    idle = max(node.packets_sent - count for node, count in zip(nodes, before, strict=True)) / idle_s
+    slow, ages = SLOWEST * LOCAL.state_s(size) / LOCAL.state_fanout, []
+    for node in nodes:
+        ages += [record.age_s for record in node.core.view.records(net.now + node.clock_offset).values()]
+    print(f"{size} nodes: {idle:.1f} packets per node and second, oldest record {max(ages):.2f} s")
+    assert idle < 30, "68 at the full rate with 12 nodes"
+    assert max(ages) < HEARTBEAT_S + 10 * slow, "heartbeats arrive"
+
+    took = []
+    for used in range(10, 90, 8):
+        node = net.rng.choice(nodes)
+        node.load = NodeRecord(blocks_total=100, blocks_used=used, running=used)
+        took.append(net.run_until(lambda: all(seen_blocks(net, o, node.name) == used for o in nodes), 10.0))  # noqa: B023
+        net.run(3.0)
+    assert None not in took and sorted(took)[len(took) // 2] < 5 * LOCAL.state_s(size) and max(took) < HEARTBEAT_S
 
 
 def test_the_record_of_a_dead_node_disappears():
