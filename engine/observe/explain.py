@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import count, takewhile
 from typing import Any
 from urllib.parse import quote
 
@@ -33,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
     known = "the id in the API's answer (default: the last request of the cluster that ended or was refused)"
     parser.add_argument("request_id", metavar="REQUEST-ID", nargs="?", help=known)
     add_flags(parser, "any node of the cluster")
-    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record as JSON, those of several choices as a list"
+    )
     args = parser.parse_args(argv)
     try:
         node = NodeClient.from_flags(args)
@@ -42,17 +45,18 @@ def main(argv: Sequence[str]) -> int:
         if request_id is None:
             print("mooncake explain: no request has ended or was refused yet", file=sys.stderr)
             return 1
-        record = find(node, request_id)
+        records = of_all_choices(node, request_id)
     except NoAnswer as error:
-        unknown = error.status == 404
-        reason = f"no node knows {request_id} (any more)" if unknown else str(error)
-        print(f"mooncake explain: {reason}", file=sys.stderr)
-        return 1 if unknown else 2
+        print(f"mooncake explain: {error}", file=sys.stderr)
+        return 2
+    if not records:
+        print(f"mooncake explain: no node knows {request_id} (any more)", file=sys.stderr)
+        return 1
     if args.json:
-        print(json.dumps(record, indent=1))
+        print(json.dumps(records[0] if len(records) == 1 else records, indent=1))
     else:
         lines = recent_errors(speaking)
-        print("\n".join([table(record), *([""] if lines else []), *lines]))
+        print("\n\n".join([*map(table, records), *(["\n".join(lines)] if lines else [])]))
     return 0
 
 
@@ -63,9 +67,24 @@ def newest(nodes: Sequence[dict[str, Any]]) -> str | None:
     return max(rows, key=lambda row: float(row["ended"]))["id"] if rows else None
 
 
-def find(node: NodeClient, request_id: str) -> dict[str, Any]:
-    """The record of a request from the node that has it; the asked node asks the others. Raises NoAnswer."""
-    return node.get(f"/live/requests/{quote(request_id, safe='')}")
+def find(node: NodeClient, request_id: str) -> dict[str, Any] | None:
+    """The record of a request from the node that has it; the asked node asks the others. None if no node knows it (any
+    more). Raises NoAnswer."""
+    try:
+        return node.get(f"/live/requests/{quote(request_id, safe='')}")
+    except NoAnswer as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+def of_all_choices(node: NodeClient, request_id: str) -> list[dict[str, Any]]:
+    """The record of a request; one for each choice of a request with several (n > 1, or several prompts), which are
+    requests of their own to the nodes: ID-0, ID-1 and so on. Empty if no node knows it. Raises NoAnswer."""
+    if (record := find(node, request_id)) is not None:
+        return [record]
+    asked = (find(node, f"{request_id}-{choice}") for choice in count())
+    return [record for record in takewhile(lambda one: one is not None, asked) if record is not None]
 
 
 def table(record: dict[str, Any]) -> str:

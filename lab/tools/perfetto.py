@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.observe.activities import DECODE, PREFILL, ROWS, STATE, Activity, activities
-from engine.observe.explain import find
+from engine.observe.explain import find, of_all_choices
 from engine.observe.node_client import NoAnswer, NodeClient, add_flags
 from engine.observe.recent import MAX_RECENT_REQUESTS
 from lab.flag_types import above_zero
@@ -31,13 +31,9 @@ STEPS = "batch steps"
 LANES = 1000  # numbers of rows between two activities: more requests run at no time
 
 
-def chrome_trace(record: Json) -> dict[str, Any]:
-    """The answer of GET /debug/requests/<id> in the trace event format; times in microseconds from its first event."""
-    return window_trace([record]) | {"otherData": {"request_id": record["request_id"]}}
-
-
 def window_trace(records: Sequence[Json]) -> dict[str, Any]:
-    """The same of many requests, on the clock of the first one's acceptor."""
+    """Answers of GET /debug/requests/<id> in the trace event format: times in microseconds from the first event, on the
+    clock of the first request's acceptor."""
     errors = {node: clock.get("error_s", 0.0) for record in records for node, clock in record.get("clocks", {}).items()}
     nodes = list(dict.fromkeys(node for record in records for node in _nodes_of(record)))
     shifts = _shifts(records)
@@ -182,11 +178,8 @@ def recent(node: NodeClient, minutes: float) -> list[Json]:
     wanted = [row for row in rows if row["ended"] >= live["unix_s"] - 60 * minutes]
     found: list[Json] = []
     for row in sorted(wanted, key=lambda row: float(row["ended"])):
-        try:
-            found.append(find(node, row["id"]))
-        except NoAnswer as error:
-            if error.status != 404:  # the acceptor has forgotten it since
-                raise
+        if (record := find(node, row["id"])) is not None:  # otherwise the acceptor has forgotten it since
+            found.append(record)
     return found
 
 
@@ -202,7 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         node = NodeClient.from_flags(args)
         if args.minutes is None:
-            trace = chrome_trace(find(node, args.request_id))
+            if not (records := of_all_choices(node, args.request_id)):
+                print(f"trace: no node knows {args.request_id} (any more)", file=sys.stderr)
+                return 1
+            trace = window_trace(records) | {"otherData": {"request_id": args.request_id}}
         elif records := recent(node, args.minutes):
             trace = window_trace(records)
             print(f"{len(records)} requests")

@@ -184,7 +184,8 @@ class Node(BaseHTTPRequestHandler):
         errors = {"ttft_s": {"requests": 12, "error_s": 0.005, "shares": 12, "mape": 0.07}}
         recent = {"requests": self.recent, "refused": self.refused, "estimates": errors}
         nodes = [{"error": "no answer in 1 s"}, {"recent": recent}]
-        body = {"/live/requests/r-1": record(), "/live": {"nodes": nodes}}.get(self.path)
+        choices = {f"/live/requests/many-{k}": record() | {"request_id": f"many-{k}"} for k in range(3)}
+        body = ({"/live/requests/r-1": record(), "/live": {"nodes": nodes}} | choices).get(self.path)
         data = json.dumps(body or {}).encode()
         self.send_response(200 if body else 404)
         self.send_header("Content-Length", str(len(data)))
@@ -215,6 +216,16 @@ def test_the_command_finds_the_node_that_accepted_it(url, capsys):
     assert json.loads(capsys.readouterr().out)["request_id"] == "r-1"
     assert main(["r-9", "--url", url]) == 1
     assert "no node knows r-9" in capsys.readouterr().err
+
+
+def test_all_choices_of_a_request_are_explained(url, capsys):
+    assert main(["many", "--url", url]) == 0
+    shown = capsys.readouterr().out
+    assert [f"request many-{k}:" in shown for k in range(4)] == [True, True, True, False]
+    assert main(["many", "--url", url, "--json"]) == 0
+    assert [one["request_id"] for one in json.loads(capsys.readouterr().out)] == ["many-0", "many-1", "many-2"]
+    assert main(["many-1", "--url", url]) == 0
+    assert "request many-1:" in capsys.readouterr().out
 
 
 def test_a_node_that_is_not_there_is_named(capsys):

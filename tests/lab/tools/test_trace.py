@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from engine.observe.recent import MAX_RECENT_REQUESTS
 from lab.ablations.live.kv import moved
-from lab.tools.perfetto import STEPS, chrome_trace, truncated, window_trace
+from lab.tools.perfetto import STEPS, truncated, window_trace
 
 RECORD = {
     "request_id": "r",
@@ -38,7 +38,7 @@ RECORD = {
 
 
 def test_every_activity_is_on_its_node_and_row():
-    trace = json.loads(json.dumps(chrome_trace(RECORD)))
+    trace = json.loads(json.dumps(window_trace([RECORD])))
     names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     assert sorted(names.values()) == ["d", "p (clock +-1.00 ms)"]
     seen = [
