@@ -48,6 +48,9 @@ from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
 
+DECODE_STEPS = 10
+"""Steps over which `decode_s` is averaged."""
+
 WAIT_S = 60.0
 """How long after the loss of a rank --expert-loss wait waits for it. Then the requests fail that need its experts."""
 POLL_S = 0.05
@@ -82,6 +85,8 @@ class ExpertGroup:
         self.counts = torch.zeros(len(plan.layers), plan.num_experts, dtype=torch.int64)
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
+        self.decode_s = 0.0  # seconds of a decode step for rank 0's own experts and for waiting; 0 = not known
+        self._own_s = 0.0  # in rank 0's own experts
         self.balance: Balance | None = None
         self._plan, self._desks, self._rule = plan, desks, rule
         self._own = None if plan.shared else Work(desks[0], 0, shares)
@@ -188,6 +193,8 @@ class ExpertGroup:
             "dropped_pairs": self.num_dropped,
             "moved_experts": self.num_moved,
             "waited_s": self._collector.waited_s,
+            "computed_s": self._own_s,
+            "decode_step_s": self.decode_s,
             "pairs_by_rank": list(self.pairs),
             "choices_by_expert": self.counts.sum(0).tolist(),
         }
@@ -216,9 +223,18 @@ class ExpertGroup:
 
     @contextmanager
     def step(self, rows: Sequence[Any]) -> Iterator[None]:
-        """Around a forward pass."""
+        """Around a forward pass of these rows (engine/step/inputs.py)."""
         self.begin()
+        before_s = self._experts_s
         yield
+        if all(len(row.token_ids) == row.num_wanted for row in rows):  # nobody's prompt
+            seconds = self._experts_s - before_s
+            self.decode_s += (seconds - self.decode_s) / (DECODE_STEPS if self.decode_s else 1)
+
+    @property
+    def _experts_s(self) -> float:
+        """Seconds of all steps that more ranks would shorten."""
+        return self._own_s + self._collector.waited_s
 
     def layer(self, index: int, router: Router, shared: Callable[[Tensor], Tensor] | None) -> ExpertLayer:
         """The experts of the model's layer `index`."""
@@ -288,7 +304,9 @@ class ExpertGroup:
         for rank in asked:
             self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
         if self._own is not None and rows[0]:
+            begun = time.monotonic()
             self._own.compute(layer, rows[0], pairs[0], self._dispatch.own(x))
+            self._own_s += time.monotonic() - begun
         other = meanwhile()
         work = max((pairs[rank] for rank in asked), default=0)
         failed = self._collector.wait(self._desks_by_rank, asked, work) if asked else {}

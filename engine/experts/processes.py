@@ -147,6 +147,11 @@ class ExpertProcesses:
         """HOST:PORT at which ranks of other hosts join; None if none may."""
         return None if self.remote is None else self.remote.where
 
+    @property
+    def experts_s(self) -> float:
+        """See ExpertGroup.decode_s."""
+        return 0.0 if self.group is None else self.group.decode_s
+
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         pids = {str(rank): process.pid for rank, process in sorted(self._processes.items())}

@@ -33,6 +33,10 @@ class Ranks(Protocol):
     @property
     def where(self) -> str | None: ...
 
+    @property
+    def experts_s(self) -> float:
+        """Seconds of a decode step that the experts take; 0 = not known."""
+
 
 class RankScaler:
     """`config` has --expert-scale-command; `ranks`: of this node."""
@@ -70,7 +74,8 @@ class RankScaler:
         while True:
             await asyncio.sleep(period_s(self._rules))
             (node,) = loads([self._gossip.me], self._gossip.records)
-            effects = self._core.step(asyncio.get_running_loop().time(), node, self._ranks.joined())
+            now, ranks = asyncio.get_running_loop().time(), self._ranks
+            effects = self._core.step(now, node, ranks.joined(), ranks.experts_s)
             self._orders.give(effects, {RANK: self._core.counts}, self._rules.start_s)
 
     async def _act(self, effect: Effect) -> None:

@@ -195,10 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         node = NodeClient.from_flags(args)
         if args.minutes is None:
-            if not (records := of_all_choices(node, args.request_id)):
+            if not (chosen := of_all_choices(node, args.request_id)):
                 print(f"trace: no node knows {args.request_id} (any more)", file=sys.stderr)
                 return 1
-            trace = window_trace(records) | {"otherData": {"request_id": args.request_id}}
+            trace = window_trace(chosen) | {"otherData": {"request_id": args.request_id}}
         elif records := recent(node, args.minutes):
             trace = window_trace(records)
             print(f"{len(records)} requests")

@@ -163,4 +163,5 @@ def test_a_rank_with_experts_joins_with_the_load_and_leaves_under_a_request(star
         assert f"start {name}" in log and f"drain {name}" in log
         experts = rest.get(node.url + "/debug/state")["engine"]["experts"]
         assert experts["times_masked"] == 0 and experts["pairs_by_rank"][2] > 0
+        assert experts["decode_step_s"] > 0, "the rule knows what ranks can shorten"
         settled(cluster)

@@ -194,3 +194,16 @@ def test_rows_of_another_type_are_refused(group_of, dtype):
     group = group_of(LossRule(DROP))
     with pytest.raises(ValueError, match=r"are not of float32"):
         group.compute(0, torch.zeros(2, 16, dtype=dtype), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), dict)
+
+
+def test_the_experts_part_of_decode_steps_is_measured(group_of):
+    group = group_of(LossRule(FAIL))
+    decode, prompt = SimpleNamespace(token_ids=[7], num_wanted=1), SimpleNamespace(token_ids=[7, 8], num_wanted=0)
+    for rows, known in (([prompt], False), ([decode, prompt], False), ([decode], True)):
+        with group.step(rows):
+            compute(group, 0, [EXPERT_OF_0] * sum(len(row.token_ids) for row in rows))
+        assert (group.decode_s > 0) == known
+    before = group.decode_s
+    with group.step([prompt]):
+        compute(group, 0, [EXPERT_OF_0] * 8)
+    assert group.decode_s == before == group.state()["decode_step_s"] and group.state()["computed_s"] > before

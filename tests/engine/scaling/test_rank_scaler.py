@@ -33,7 +33,7 @@ class Played:
         command = f"{script} {{action}} {{role}} {{name}} {{join}}"
         config = parse(["--node-id", "n", *SIZES, *TIMES, *flags, "--expert-scale-command", command])
         gossip: Any = SimpleNamespace(me=member("n"), records=self.records)
-        ranks: Any = SimpleNamespace(where="10.0.0.1:9100", joined=lambda: self.joined)
+        ranks: Any = SimpleNamespace(where="10.0.0.1:9100", joined=lambda: self.joined, experts_s=0.0)
         self.metrics = Metrics("m", "n")
         self.shell = RankScaler(config, gossip, ranks, self.metrics)
 
@@ -48,6 +48,15 @@ class Played:
         async with asyncio.timeout(WAIT_S):
             while len(self.calls) < count:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
+
+    async def done(self, action: str) -> None:
+        """Until the command has ended once for this action: one that is cut off is repeated at the end."""
+        async with asyncio.timeout(WAIT_S):
+            while not any(  # noqa: ASYNC110 - another task
+                line.startswith("mooncake:scaling_actions_total{") and f'action="{action}"' in line and "done" in line
+                for line in self.metrics.text().decode().splitlines()
+            ):
+                await asyncio.sleep(0.01)
 
     async def counts(self, name: str, count: int) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -73,6 +82,7 @@ async def test_a_rank_starts_with_the_load_and_ends_with_it(tmp_path):
         assert len(draining) == 1 and 'role="expert-rank"' in draining[0] and draining[0].endswith(" 1.0")
         played.joined.clear()
         await played.until(3)
+        await played.done("stop")
     finally:
         await played.shell.close()
     assert played.calls == [START, STOP, STOP], "the second one frees what it ran on"

@@ -42,6 +42,7 @@ class Virtual:
     tokens: int = 200
     prompt_s: tuple[float, float] = (0.05, 0.6)
     step_s: tuple[float, float] = (0.01, 0.06)
+    told: bool = True  # the experts' part of a step
     seed: int = 0
     now: float = 0.0
     work: float = 0.0  # prompts in the queue
@@ -72,7 +73,8 @@ class Virtual:
             running, waiting = min(SEATS, len(self.left)), max(0, len(self.left) - SEATS)
             node = load(running, waiting, work_s=queue_s, step_s=self.takes(self.step_s))
             ranks = [Rank(number, name, True) for name, number in self.joined.items()]
-            for effect in self.core.step(self.now, node, ranks):
+            experts_s = self.step_s[1] / self.width if self.told else 0.0
+            for effect in self.core.step(self.now, node, ranks, experts_s):
                 self._carry_out(effect)
 
     def _serve(self, rate: float) -> None:
@@ -104,10 +106,11 @@ class Virtual:
         return [at for at, effect in self.effects if isinstance(effect, kind)]
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("slow", ["prompts", "steps"])
-def test_ranks_follow_a_load_that_rises_and_falls(slow):
+def test_ranks_follow_a_load_that_rises_and_falls(slow, told):
     parts = {"tokens": 1, "prompt_s": (0.05, 0.6)} if slow == "prompts" else {"prompt_s": (0.0, 0.001)}
-    virtual = Virtual(**parts)
+    virtual = Virtual(**parts, told=told)
     virtual.run(300, 0.1)
     assert virtual.width == LEAST
     virtual.run(600, 4.0)
@@ -144,8 +147,10 @@ def test_bounds_and_pauses_hold_for_any_load(phases, seed):
 BUSY = load(running=SEATS, waiting=2 * SEATS)
 
 
-def steps(core: Width, node: NodeLoad, ranks: list[Rank], begin: int, seconds: int) -> list[Effect]:
-    return [effect for second in range(begin, begin + seconds) for effect in core.step(second, node, ranks)]
+def steps(
+    core: Width, node: NodeLoad, ranks: list[Rank], begin: int, seconds: int, experts_s: float = 0.0
+) -> list[Effect]:
+    return [effect for now in range(begin, begin + seconds) for effect in core.step(now, node, ranks, experts_s)]
 
 
 def test_a_rank_that_does_not_come_is_given_up_and_asked_for_again_ever_later():
@@ -187,6 +192,27 @@ def test_a_rank_without_which_steps_would_miss_their_objective_stays():
     ranks = [Rank(2, "n-rank-0", True)]
     assert steps(Width("n", rules()), load(running=1, step_s=0.08), ranks, 0, 600) == []
     assert steps(Width("n", rules()), load(running=1, step_s=0.02), ranks, 0, 600) == [Drain(RANK, "n-rank-0")]
+
+
+def test_attention_that_takes_longer_than_the_objective_demands_no_ranks():
+    """Steps of 0.13 s, of which two ranks' experts take 0.02 s: attention alone misses the objective of 0.1 s."""
+    node = load(running=1, step_s=0.13)
+    assert steps(Width("n", rules()), node, [], 0, 600, experts_s=0.02) == []
+    everybody = [Rank(2 + i, f"n-rank-{i}", True) for i in range(MOST - LEAST)]
+    experts_s = 0.056 / MOST
+    found = steps(Width("n", rules()), load(running=1, step_s=0.11 + experts_s), everybody, 0, 600, experts_s)
+    assert [effect.node for effect in found if isinstance(effect, Drain)] == ["n-rank-3", "n-rank-2", "n-rank-1"]
+
+
+def test_the_rest_of_a_step_leaves_less_of_the_objective_for_the_experts():
+    """Steps of two ranks take 0.13 s, the objective is 0.1 s. If 0.03 s are attention, more ranks are needed than if
+    all of it were shared."""
+    core, node = Width("n", rules()), load(running=1, step_s=0.13)
+    assert steps(core, node, [], 0, 300)[:1] == [Start(RANK, "n-rank-0")] and core.counts["needed"] == 3
+    core = Width("n", rules())
+    assert steps(core, node, [], 0, 300, experts_s=0.1) and core.counts["needed"] == 4
+    four = [Rank(2 + i, f"n-rank-{i}", True) for i in range(2)]
+    assert steps(Width("n", rules()), load(running=1, step_s=0.08), four, 0, 600, experts_s=0.05) == []
 
 
 def test_only_ranks_that_a_start_named_leave_the_last_first():
