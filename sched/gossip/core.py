@@ -90,9 +90,10 @@ class GossipCore:
 
     @property
     def _look_at(self) -> float:
-        """Time at which this node's load is read next: right before an exchange while these have their full rate, so
-        that the exchange offers the newest load."""
-        return max(self._publish_at, self._exchange.next_at) if self._exchange.quick else self._publish_at
+        """Time at which this node's load is read next: right before an exchange, so that it offers the newest load;
+        while exchanges are seldom, between them too, so that a change is noticed as soon as ever."""
+        seldom = not self._exchange.quick and bool(self.mates())
+        return self._publish_at if seldom else max(self._publish_at, self._exchange.next_at)
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Returns the effects of an event. Never raises for data from other nodes."""

@@ -16,9 +16,9 @@ records. A node that is asked postpones its own next question. Without this, bec
 would take part in half as many exchanges again as others over a few seconds, and an exchange costs both sides about the
 same.
 
-A node for which no load has changed for a few exchanges asks less and less often, down to a SLOWEST-th of the rate. The
-first change brings the full rate back: its own, or one in a record from another node. So a change spreads as fast in an
-idle cluster as in a busy one, and only heartbeats (state.py) spread more slowly.
+A node for which no load has changed for a few exchanges asks less and less often, down to once in SLOWEST_S. The first
+change brings the full rate back: its own, or one in a record from another node. So a change spreads as fast in an idle
+cluster as in a busy one, and only heartbeats (state.py) spread more slowly.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ QUICK = 4
 """Number of exchanges that a node begins at the full rate after a change. With as many by every node that has heard of
 it, one node in fifty has not been asked by any of them; it hears of the change in the slower ones that follow."""
 
-SLOWEST = 8
-"""Number of intervals between two exchanges when no load has changed for long."""
+SLOWEST_S = 0.25
+"""Seconds between two exchanges when no load has changed for long, unless the full rate is lower."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -70,7 +70,7 @@ class Exchange:
 
     def __init__(self, now: float, view: ClusterView, tag: int, preset: Preset, rng: Rng) -> None:
         self.counters: Counter[str] = Counter()  # records_merged, records_stale, summaries_<un>matched, dropped_<why>
-        self._interval_s = preset.state_period_s / preset.state_fanout
+        self._full_s = self._interval_s = preset.state_period_s / preset.state_fanout  # at the full rate, and now
         self._begun_at, self.next_at = now, now + rng.random() * self._interval_s
         self._unchanged = 0  # exchanges begun since the last change of a load
         self._view, self._tag, self._preset, self._rng = view, tag, preset, rng
@@ -83,7 +83,9 @@ class Exchange:
         self._begun_at = now
         self._unchanged += 1
         partners = min(self._preset.state_fanout, max(1, len(peers)))
-        self._interval_s = self._preset.state_s(len(peers) + 1) / partners * self._stretch
+        self._full_s = self._preset.state_s(len(peers) + 1) / partners
+        stretched_s = self._full_s * (1 << min(8, max(0, self._unchanged - QUICK)))
+        self._interval_s = max(self._full_s, min(stretched_s, SLOWEST_S))
         self.next_at = max(self.next_at, now - self._interval_s / 2) + OWN * self._interval_s
         if not peers:
             self.next_at = now + ALONE_S
@@ -93,20 +95,15 @@ class Exchange:
 
     @property
     def quick(self) -> bool:
-        """Whether exchanges have their full rate."""
-        return self._stretch == 1
-
-    @property
-    def _stretch(self) -> int:
-        """Number of full-rate intervals between two exchanges."""
-        return min(SLOWEST, 1 << min(8, max(0, self._unchanged - QUICK)))
+        """Whether exchanges have their full rate because of a change."""
+        return self._unchanged <= QUICK
 
     def _hurry(self, now: float) -> None:
         """Return to the full rate if a load has changed."""
         if self._view.take_change():
             if not self.quick:
-                self._interval_s /= self._stretch
-                self.next_at = min(self.next_at, max(now, self._begun_at + OWN * self._interval_s))
+                self._interval_s = self._full_s
+                self.next_at = min(self.next_at, max(now, self._begun_at + OWN * self._full_s))
             self._unchanged = 0
 
     def _asked(self) -> None:

@@ -84,10 +84,6 @@ IDENTITY_WORDS = [_word(name) for name in ("node_low", "node_high", "version", "
 RESIDUAL_WORD = _word("residual")
 """Its high half is the residual."""
 
-WORK_WORD = _word("work_s")
-LOAD_WORDS = sorted(set(range(RECORD_WORDS)) - {_word(name) for name in ("version", "written_ms", "work_s", "age_s")})
-"""The words that do not change while a load stays the same; the work decreases by itself."""
-
 Version = tuple[int, int]
 """(incarnation, version): the greater one is newer."""
 

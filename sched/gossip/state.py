@@ -8,6 +8,7 @@ compares and merges a packet of fifteen records without a Python loop.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,10 @@ import numpy.typing as npt
 from sched.gossip.record import (
     FLOAT_WORDS,
     IDENTITY_WORDS,
-    LOAD_WORDS,
     RECORD,
     RECORD_BYTES,
     RECORD_WORDS,
     RESIDUAL_WORD,
-    WORK_WORD,
     NodeRecord,
     Version,
     node_key,
@@ -219,13 +218,17 @@ class ClusterView:
         self._held[rows] = (now, 0.0, 0.0)
 
     def _differ(self, rows: Rows, words: Words, now: float) -> bool:
-        """Whether one of these records says more than that its node still lives."""
+        """Whether one of these records is news, as its owner decides it (`_differs`), and no heartbeat."""
         held = self._words[rows]
-        if (held.take(LOAD_WORDS, axis=1) != words.take(LOAD_WORDS, axis=1)).any():
+        if ((held ^ words) & _EXACT).any():
             return True
-        before, after = held[:, WORK_WORD].view("<f4"), words[:, WORK_WORD].view("<f4")
-        expected = np.maximum(0.0, before - (now - self._held[rows, RECEIVED_AT]))
-        return bool((np.abs(after - expected) > WORK_STEP_S).any())
+        before, after = held.view(RECORD)[:, 0], words.view(RECORD)[:, 0]
+        expected_s = np.maximum(0.0, before["work_s"] - (now - self._held[rows, RECEIVED_AT]))
+        if (np.abs(after["work_s"] - expected_s) > WORK_STEP_S).any():
+            return True
+        most = dict.fromkeys(("blocks_used", "blocks_soon"), FILL_STEP * np.maximum(1, after["blocks_total"]))
+        most |= dict.fromkeys(("dram_fill", "ssd_fill", "nic_in", "nic_out"), np.float64(255 * FILL_STEP))
+        return any((_apart(before[name], after[name]) > step).any() for name, step in most.items())
 
     def take_change(self) -> bool:
         """Whether since the last call a node was admitted, or a record came that is more than a heartbeat."""
@@ -268,6 +271,12 @@ class ClusterView:
         return self._aged(rows, now).tobytes()
 
 
+def _apart(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Of unsigned numbers."""
+    apart: npt.NDArray[np.int64] = np.abs(after.astype(np.int64) - before)
+    return apart
+
+
 def _differs(published: NodeRecord, fresh: NodeRecord) -> bool:
     """Whether readers of `published` cannot extrapolate `fresh`, or `published` is too old."""
     blocks = max(1, fresh.blocks_total)
@@ -292,3 +301,18 @@ def _counts(record: NodeRecord) -> tuple[int, ...]:
     waiting = (record.waiting, record.waiting_interactive, record.waiting_batch)
     rest = (record.blocks_total, record.health, record.flags, record.weights)
     return (*waiting, record.running, record.max_running, *rest)
+
+
+def _bits_of(*names: str) -> Words:
+    """[RECORD_WORDS]: the bits of these fields."""
+    record = np.zeros(1, RECORD)
+    for name in names:
+        record[name] = np.iinfo(RECORD[name]).max
+    return record.view("<u4")
+
+
+_EXACT = _bits_of(
+    "incarnation", "blocks_total", "running", "max_running", "waiting_interactive", "waiting_standard", "waiting_batch",
+    "flags", "health", "weights",
+)  # fmt: skip
+"""The fields of `_counts` in a packed record, and its owner's incarnation."""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sched.gossip.exchange import ENTRIES, OTHERS, OWN, QUICK, SLOWEST, VERSIONS, Exchange
+from sched.gossip.exchange import ENTRIES, OTHERS, OWN, QUICK, SLOWEST_S, VERSIONS, Exchange
 from sched.gossip.record import NodeRecord
 from sched.membership.events import SendPacket
 from sched.membership.member import Member, presets
@@ -67,7 +67,7 @@ def begun(asked_per_interval: float) -> float:
     peers = [Member(f"n{i}", (f"n{i}", 1)) for i in range(99)]
     other = Exchange(0.0, view_of("a", own="n1"), 1, LOCAL, random.Random(2))
     (packet,), interval_s = other.tick(1.0, [Member("a", ("a", 1))]), LOCAL.state_s(100) / LOCAL.state_fanout
-    count, intervals, per_interval = 0, 300, 20
+    count, intervals, per_interval = 0, 100, 20
     for step in range(intervals * per_interval):
         now = step / per_interval * interval_s
         view.publish(now, 0, NodeRecord(running=step))
@@ -96,11 +96,18 @@ def test_an_exchange_is_seldom_while_no_load_changes_and_comes_at_once_after_a_c
     full_ms = 1000 * LOCAL.state_s(2)
     busy, calm = begun_at(0.0, 8.0), begun_at(8.0, 16.0)
     assert busy[QUICK - 1] <= QUICK * full_ms and not exchange.quick
-    assert 0 < len(calm) <= 8000 / (OWN * SLOWEST * full_ms) + 1
+    assert 0 < len(calm) <= 8.0 / (OWN * SLOWEST_S) + 1
 
     view.merge(16.0, record_of("n1", work_s=0.0, running=1))
     assert begun_at(16.0, 16.001) == [16000], "the slow interval in which the change came is not waited for"
     assert len(begun_at(16.001, 16.0 + full_ms * QUICK / 1000)) >= QUICK - 1
+
+
+def test_a_rate_that_is_low_already_stays():
+    """Of the preset for long distances: twice per second with one peer."""
+    exchange, wan = Exchange(0.0, view_of("n1", own="a"), 1, presets["wan"], random.Random(1)), presets["wan"]
+    begun = [now / 10 for now in range(600) if exchange.tick(now / 10, [Member("n1", ("n1", 1))])]
+    assert not exchange.quick and len(begun) >= 60 / wan.state_s(2)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,10 @@ def test_an_exchange_is_seldom_while_no_load_changes_and_comes_at_once_after_a_c
         (record_of("n1", 0, 2, running=3, work_s=8.0, written_ms=5, age_s=1.0), False),
         (record_of("n1", 0, 2, running=3, work_s=9.0), True),
         (record_of("n1", 0, 2, running=4, work_s=8.0), True),
-        (record_of("n1", 0, 2, running=3, work_s=8.0, digest_epoch=7), True),
+        (record_of("n1", 0, 2, running=3, work_s=8.0, nic_in=0.01, decode_step_s=0.1, digest_epoch=7), False),
+        (record_of("n1", 0, 2, running=3, work_s=8.0, nic_in=0.1), True),
+        (record_of("n1", 0, 2, running=3, work_s=8.0, blocks_used=1), True),
+        (record_of("n1", 0, 2, running=3, work_s=8.0, flags=1), True),
         (record_of("n1", 1, 1, running=3, work_s=8.0), True),
     ],
 )
