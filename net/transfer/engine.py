@@ -140,6 +140,7 @@ class TransferEngine:
         peer = self._of(peer_id)
         async with peer.opening:
             if (path := self.path_of(peer_id)) is None:
+                peer.path = None  # transfers wait: the transport may seem open before the new epoch is known
                 path = peer.path = await self._finder.find(peer_id)
         return path
 
@@ -164,6 +165,7 @@ class TransferEngine:
         started = self._clock.now()
         peer = self._of(peer_id)
         deadline = self._deadlines.start(timeout_s)
+        path: Path | None = None
         try:
             region = self._region(local)
             moves, nbytes = merged(spans, local, region.nbytes)
@@ -186,7 +188,7 @@ class TransferEngine:
             peer.traffic.failures += 1
             if not deadline.was_hit():
                 raise
-            if peer.path is not None and self.path_of(peer_id) is None:
+            if path is not None and path is not LOCAL and (peer.path is not path or self.path_of(peer_id) is None):
                 raise PeerLost(f"lost {peer_id!r} during a transfer: {self._channel.links.why_lost(peer_id)}") from None
             raise TimeoutError(
                 f"{op.value} of {local!r} with {peer_id!r} did not finish within {timeout_s:g} s"

@@ -27,6 +27,8 @@ class BlockingCalls:
         self._spin_s = spin_s
         self._idle: dict[tuple[str, str], deque[BlockingRail]] = {}  # by peer id and the instance of its process
         self._rest_until: dict[str, float] = {}
+        links.on_lost(self._forget)
+        links.on_closed(self._forget)
 
     def reaches(self, peer_id: str) -> bool:
         """Whether the peer can be asked this way now."""
@@ -106,6 +108,7 @@ class BlockingCalls:
                     return rail
                 rail.close()
         except (KeyError, IndexError):
+            self._forget(door.peer_id, but=door.instance)  # a thread may have kept a rail after its peer was lost
             return BlockingRail.dial(door, self._spin_s)
 
     def _put_back(self, door: Door, rail: BlockingRail) -> None:
@@ -120,7 +123,11 @@ class BlockingCalls:
         """The others to that peer are probably broken, too."""
         self._rest_until[peer_id] = time.monotonic() + REST_S
         self._close(rail)
-        for key in [key for key in list(self._idle) if key[0] == peer_id]:
+        self._forget(peer_id)
+
+    def _forget(self, peer_id: str, but: str = "") -> None:
+        """Close the idle rails to the peer's processes, except to the instance `but`."""
+        for key in [key for key in list(self._idle) if key[0] == peer_id and key[1] != but]:
             self._close(*self._idle.pop(key, ()))
 
     def _close(self, *rails: BlockingRail | None) -> None:

@@ -192,7 +192,8 @@ class Served:
             task.cancel()
 
     def _fail(self, transfer_id: int, reason: str) -> None:
-        self.connection.send({"op": "fail", "id": transfer_id, "reason": reason})
+        with suppress(PeerLost):  # the connection is closing, and nobody has said so yet
+            self.connection.send({"op": "fail", "id": transfer_id, "reason": reason})
 
 
 def _runs(frame: Frame) -> Sequence[Run]:

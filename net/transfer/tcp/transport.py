@@ -203,7 +203,7 @@ class Tcp:
         ]
 
     def withdraw(self, name: str) -> None:
-        for served in self._served:
+        for served in list(self._served):
             served.withdraw(name)
 
     def drop(self, peer_id: str) -> None:

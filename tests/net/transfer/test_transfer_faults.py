@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from net.channel.channel import Channel
+from net.channel.connection import Connection
 from net.transfer.common.memory import Region
 from net.transfer.engine import URGENT, Op, PeerLost, TransferEngine, TransferError, transports
+from net.transfer.shm import transport as shm_transport
 from tests.net.fake_transport import Fabric, Fake, Faults
 from tests.net.peers import child, until
 
@@ -111,6 +113,65 @@ async def test_a_cut_ends_in_peer_lost_and_the_fence_holds(monkeypatch, seed):
         fill(ours, seed)
         await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, SIZE)])
         assert equal(ours, theirs, [(0, 0, SIZE)])
+
+
+async def test_a_write_while_a_lost_path_is_found_again_waits_for_the_new_epoch(monkeypatch):
+    """The peer has fenced this node and may use the memory for others: an earlier grant must move nothing, also while
+    the new path is half open."""
+    async with two("shm", nbytes=MIB) as ((channel, a, _), (_, b, theirs)):
+        fill(theirs, 1)
+        await a.open("b")
+        granted, before = b.epoch_of("a"), bytes(theirs.memory)
+        channel.drop("b", "test")
+        await until(lambda: b.epoch_of("a") != granted)
+        await b.fence("a")
+        late = []
+
+        def prove(self, message, before=shm_transport._Attached._prove):
+            before(self, message)
+            late.append(asyncio.create_task(a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, 4096)], epoch=granted)))
+
+        monkeypatch.setattr(shm_transport._Attached, "_prove", prove)
+        await a.open("b")
+        (found,) = await asyncio.gather(*late, return_exceptions=True)
+        assert isinstance(found, TransferError) and "lost this node after it granted" in str(found)
+        assert bytes(theirs.memory) == before
+
+
+async def test_transfers_while_a_lost_path_is_found_again_do_not_lose_it_again():
+    """The owner of shared memory takes a question before the proof for that of a stranger, and hangs up."""
+    async with two("shm", nbytes=MIB) as ((channel, a, _), _):
+        lost = []
+        channel.on_lost(lost.append)
+        await a.open("b")
+        channel.drop("b", "test")
+        moves = []
+        for _ in range(40):
+            moves.append(asyncio.create_task(a.submit("b", Op.READ, "of-a", "of-b", [(0, 0, 4096)])))
+            await asyncio.sleep(0)
+        found = await asyncio.gather(*moves, return_exceptions=True)
+        assert {type(one).__name__ for one in found} == {"Completion"} and lost in ([], ["b"])
+
+
+async def test_a_region_is_refused_to_all_peers_although_one_is_just_being_lost(monkeypatch):
+    """Its connection is closing, and the event loop has not said so yet."""
+    async with two("tcp", nbytes=32 * MIB) as ((_, a, _), (_, b, _)):
+        await a.open("b")
+        reads = [asyncio.create_task(a.submit("b", Op.READ, "of-a", "of-b", [(0, 0, 32 * MIB)], 5.0)) for _ in range(4)]
+        served = b._transports["tcp"]._served
+        await until(lambda: any(one._reads for one in served))
+
+        def send(self, message, *parts, before=Connection.send):
+            if message.get("op") == "fail":
+                raise PeerLost("closing")
+            return before(self, message, *parts)
+
+        monkeypatch.setattr(Connection, "send", send)
+        b.unregister("of-b")
+        assert not any(one._reads for one in served) and "of-b" not in b.regions()
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
 
 
 @pytest.mark.parametrize("transport", ["fake", "tcp"])

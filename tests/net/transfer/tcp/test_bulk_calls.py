@@ -2,10 +2,14 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
+from net.channel.channel import Channel
 from net.errors import RemoteError
+from net.transfer.engine import TransferEngine
+from net.transfer.tcp.blocking_calls import BlockingCalls
 from net.transfer.tcp.bulk_call import Answer, BulkCall, Views
 from tests.net.pairs import neighbours
 from tests.net.peers import until
@@ -265,3 +269,39 @@ async def test_an_unregistered_region_ends_the_calls_that_use_it(nodes, put):
     assert bytes(home.region.memory[::4096]) == before, "late bytes go nowhere"
     assert home.ends == (["dropped"] if put else [])
     await until(lambda: home.sent == (2 if put else 3))
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize("leaves", ["in good order", "cut"])
+async def test_the_sockets_to_former_processes_of_a_peer_are_closed(leaves):
+    """Threads that ask keep their sockets for the next question; a peer that starts again and again must not fill the
+    table of descriptors."""
+    channel = Channel("a", {})
+    engine = TransferEngine(channel, ["tcp"])
+    await channel.start("127.0.0.1")
+    calls = BlockingCalls(channel.links, 0.0)
+    opened = []
+    try:
+        for _ in range(4):
+            other = Channel("b", {})
+            theirs = TransferEngine(other, ["tcp"])
+            theirs.bulk.answer("hi", lambda peer, body: Answer({}))
+            channel.introduce("b", await other.start("127.0.0.1"))
+            await engine.open("b")
+            asked = (asyncio.to_thread(calls.ask_one, "b", BulkCall("hi", {}, 0), PATIENT_S) for _ in range(4))
+            assert await asyncio.gather(*asked) == [None] * 4
+            if leaves == "cut":
+                channel.drop("b", "test")
+            await theirs.close()
+            await other.close()
+            await until(lambda: channel.links.door("b") is None)
+            await asyncio.sleep(0.1)
+            opened.append(descriptors())
+        assert opened[-1] <= opened[0], opened
+    finally:
+        calls.close()
+        await engine.close()
+        await channel.close()
