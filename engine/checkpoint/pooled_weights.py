@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -26,6 +27,10 @@ from engine.checkpoint.weights import Reader, type_of
 from engine.model.model_error import ModelError
 
 log = logging.getLogger("mooncake.weights")
+
+PATIENCE_S, AGAIN_S = 20.0, 1.0
+"""A node that starts is busy: the others may take it for dead for a moment, and their homes refuse it until it has
+refuted this. How long a part of the weights may be missing, and seconds between two tries."""
 
 
 def prefix(fingerprint: str, dtype: str) -> str:
@@ -60,11 +65,15 @@ class PooledWeights:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Raises ModelError if the pool no longer has a part of the tensor."""
+        """Raises ModelError if the pool does not have a part of the tensor for PATIENCE_S."""
         out = torch.empty(math.prod(self._shapes[name]), dtype=type_of(name, self._dtype))
         memory = bytes_of(out)
-        found = self._calls.wait(self._objects.get_into(f"{self._name}/{name}", memory))
-        if found != len(memory):
+        give_up_at = time.monotonic() + PATIENCE_S
+        while self._calls.wait(self._objects.get_into(f"{self._name}/{name}", memory)) != len(memory):
+            if time.monotonic() < give_up_at:
+                log.info("a part of the weights (%s) is not in the pooled store now: once more", name)
+                time.sleep(AGAIN_S)
+                continue
             raise ModelError(
                 f"the pooled store has lost a part of the weights ({name}): start a node with --weights-from-store "
                 "that has them on disk, or give --model a directory with them"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from contextlib import nullcontext
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from cache.results import NoRoom
+from engine.checkpoint import pooled_weights
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource, adopt, describe
 from engine.checkpoint.pooled_weights import PooledWeights, prefix, publish
@@ -23,6 +25,7 @@ class Objects(dict):
     """What cache.store.objects.Objects promises."""
 
     full = False
+    away = 0  # reads that find nothing
 
     async def exists(self, name):
         return name in self
@@ -39,6 +42,9 @@ class Objects(dict):
         return dict.get(self, name)
 
     async def get_into(self, name, into):
+        if self.away:
+            self.away -= 1
+            return None
         if name not in self:
             return None
         into[: len(self[name])] = self[name]
@@ -66,7 +72,22 @@ async def test_what_was_published_is_pulled():
         assert torch.equal(tensor, TENSORS[name].bfloat16())
 
 
-async def test_a_part_that_was_lost_is_an_error_with_a_remedy_and_is_published_again():
+async def test_a_part_that_is_out_of_reach_for_a_moment_is_read_when_it_is_back(monkeypatch, caplog):
+    """A starting node whose process gets no processor for seconds counts as dead, and its homes refuse it until it has
+    refuted this."""
+    caplog.set_level(logging.INFO, "mooncake.weights")
+    monkeypatch.setattr(pooled_weights, "AGAIN_S", 0.01)
+    objects = Objects()
+    await publish(objects, "f1", "bfloat16", nullcontext(KeptWeights(TENSORS)))
+    objects.away = 3
+    found = await pulled(objects)
+    assert objects.away == 0 and torch.equal(found["norm"], TENSORS["norm"].bfloat16())
+    assert caplog.text.count("is not in the pooled store now: once more") == 3
+
+
+async def test_a_part_that_was_lost_is_an_error_with_a_remedy_and_is_published_again(monkeypatch):
+    monkeypatch.setattr(pooled_weights, "AGAIN_S", 0.01)
+    monkeypatch.setattr(pooled_weights, "PATIENCE_S", 0.1)
     objects = Objects()
     await publish(objects, "f1", "bfloat16", nullcontext(KeptWeights(TENSORS)))
     del objects[prefix("f1", "bfloat16") + "/norm"]
