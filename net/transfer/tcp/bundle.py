@@ -29,6 +29,7 @@ SLICE_BYTES = 4 << 20  # of a large transfer, sent over one connection
 SLICES_IN_FLIGHT = 2  # of one transfer per connection: the next one is requested before the last has arrived
 SLICE_ATTEMPTS = 9  # of one slice
 REDIAL_S = 10.0  # without any connection for this long, the peer is given up
+WANTED_S = 0.5  # between two attempts to reopen a connection while a transfer waits for it
 
 
 class Bundle:
@@ -49,6 +50,7 @@ class Bundle:
         self._open: list[TcpRail | None] = [None] * len(names)
         self._reviving: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()  # a rail came up, or the bundle ended
+        self._waiting = 0  # transfers without a connection
 
     async def open(self) -> None:
         """Open the first connection; background tasks open the others. Raises PeerLost, PeerRefused."""
@@ -172,11 +174,14 @@ class Bundle:
             if (ready := self._ready(nbytes)) is not None:
                 return ready
             self._changed.clear()
+            self._waiting += 1
             try:
                 async with asyncio.timeout(give_up_at - time.monotonic()):
                     await self._changed.wait()
             except TimeoutError:
                 self._give_up(f"no data connection within {REDIAL_S:g} s")
+            finally:
+                self._waiting -= 1
 
     # --- broken connections
 
@@ -243,7 +248,10 @@ class Bundle:
     async def _bring_back(self, index: int) -> None:
         state = self.rails[index]
         while self.ended is None:
-            await asyncio.sleep(max(0.0, state.retry_at - time.monotonic()))
+            while (left := state.retry_at - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, WANTED_S))
+                if self._waiting:
+                    break
             try:
                 await self._connect(index)
                 return

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from net.transfer.common.memory import Region
+from net.transfer.common.rails import Rail
 from net.transfer.engine import Op, PeerLost, TransferEngine, TransferError
 from tests.net.peers import channels, until
 
@@ -180,6 +181,30 @@ async def test_without_any_connection_the_peer_is_lost(monkeypatch):
             await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, SIZE)])
         assert lost == ["b"]
         await asyncio.gather(a.fence("b"), b.fence("a"))
+
+
+async def test_a_transfer_does_not_wait_for_the_pause_between_two_attempts_to_reopen_a_connection(monkeypatch):
+    """The pauses grow to longer than a transfer waits: the peer was given up although it was back."""
+    lost = []
+    monkeypatch.setattr(Rail, "postpone", lambda self, now: setattr(self, "retry_at", now + 1000))
+    async with two(1) as ((channel, a, ours), (_, _, theirs)):
+        channel.on_lost(lost.append)
+        await a.open("b")
+        dial, tried = bundle(a)._dial, asyncio.Event()
+
+        async def refused():
+            tried.set()
+            raise PeerLost("no route")
+
+        monkeypatch.setattr(bundle(a), "_dial", refused)
+        for rail in bundle(a).connections():
+            rail.connection._transport.abort()
+        await tried.wait()
+        await until(lambda: bundle(a).rails[0].retry_at > 0)
+        monkeypatch.setattr(bundle(a), "_dial", dial)
+        fill(ours, 1)
+        await a.submit("b", Op.WRITE, "of-a", "of-b", [(0, 0, SIZE)])
+        assert same(ours, theirs) and not lost
 
 
 async def test_a_peer_that_refuses_new_connections_has_given_this_node_up():
