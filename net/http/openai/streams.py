@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from net.http.common.errors import naming
-from net.http.common.frontend import Frontend, Output
+from net.http.common.frontend import Choices, Frontend, Output
 from net.http.openai.plan import Plan
 from net.loop.tasks import awaited
 
@@ -21,15 +21,20 @@ def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item,
 
     Closing the generator closes every generation. The first error of any choice closes the others and is raised.
     """
-    generations = [_generation(frontend, plan, request_id, choice) for choice in range(len(plan.choices))]
+    choices = Choices()
+    generations = [_generation(frontend, plan, request_id, choice, choices) for choice in range(len(plan.choices))]
     return generations[0] if len(generations) == 1 else _merge(generations)
 
 
-async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Item, None]:
+async def _generation(
+    frontend: Frontend, plan: Plan, request_id: str, choice: int, choices: Choices
+) -> AsyncGenerator[Item, None]:
     """One choice. Raises ApiError 400 if the frontend raises ValueError, RuntimeError for an end without reason."""
     name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
     more: dict[str, Any] = {} if plan.resume_from is None else {"again": True}
-    if plan.session and len(plan.choices) == 1:  # several answers to one prompt are no turns of one conversation
+    if len(plan.choices) > 1:
+        more["choices"] = choices
+    elif plan.session:  # several answers to one prompt are no turns of one conversation
         more["session"] = plan.session
     stream = frontend.generate(
         plan.prompt_of(choice).token_ids,
