@@ -65,8 +65,6 @@ class Nodes(Protocol):
 class Tries(Protocol):
     """The attempts of this acceptor's requests (engine/front/attempts.py, engine/backends/attempts.py)."""
 
-    def __len__(self) -> int: ...
-
     async def adopt(self, flight: Flight) -> bool:
         """Continue an attempt whose acceptor was lost. Returns False if there is none."""
 
@@ -107,7 +105,6 @@ class Acceptor:
         self._log = log
         self._placer = placer
         self._attempts = attempts
-        self._waiting = 0  # requests that wait for the next try
         self._flights: set[Flight] = set()  # unfinished
         self._weights, self._renewed = b"", -math.inf  # of new requests; when they were replaced, monotonic seconds
         self._closing = self._over = False
@@ -151,7 +148,7 @@ class Acceptor:
         try:
             if not again:
                 await self._gate.enter(flight, choices, flight.deadline - time.monotonic())
-            elif not await self._attempts.adopt(flight) and self._may_have_begun_on_others():
+            elif not await self._adopt(flight) and self._may_have_begun_on_others():
                 raise Unavailable(REPLACED_REASON, retry_after_s=1.0)
             while reason is None:
                 output = await self._output(flight, text)
@@ -280,11 +277,24 @@ class Acceptor:
     async def _start(self, flight: Flight) -> None:
         """See Tries.start."""
         choices, first = flight.persistence.choices, not flight.attempt
+        self._check_not_over()
         choices.trying += first
         try:
             await self._attempts.start(flight)
         finally:
             choices.trying -= first
+        self._check_not_over()
+
+    async def _adopt(self, flight: Flight) -> bool:
+        """See Tries.adopt."""
+        adopted = await self._attempts.adopt(flight)
+        self._check_not_over()
+        return adopted
+
+    def _check_not_over(self) -> None:
+        """Raises Unavailable. `fail_all` reaches no attempt that begins after it."""
+        if self._over:
+            raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
 
     async def _wait(self, flight: Flight, error: Exception) -> bool:
         """Wait until the next try. Returns False if there is none."""
@@ -293,16 +303,12 @@ class Acceptor:
         if not (waits or absent) or (self._closing and not waits):
             return False
         self._log.waits(flight, str(error))
-        self._waiting += 1
-        try:
-            begun = time.monotonic()
-            while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
-                await asyncio.sleep(pause_s)
-                if not self._placer.missing_role() or time.monotonic() - begun > PLACE_RETRY_INTERVAL_S:
-                    return not self._over
-            return False
-        finally:
-            self._waiting -= 1
+        begun = time.monotonic()
+        while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
+            await asyncio.sleep(pause_s)
+            if not self._placer.missing_role() or time.monotonic() - begun > PLACE_RETRY_INTERVAL_S:
+                return not self._over
+        return False
 
     # --- ends
 
@@ -326,8 +332,8 @@ class Acceptor:
 
     @property
     def open(self) -> int:
-        """Number of unfinished requests."""
-        return len(self._attempts) + self._waiting
+        """Number of unfinished requests, also of those that are being placed or adopted."""
+        return len(self._flights)
 
     @property
     def recent(self) -> Recent:

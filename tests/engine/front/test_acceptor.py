@@ -581,6 +581,41 @@ async def test_a_drain_ends_what_waits(world):
         await work
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("patient", [True, False])
+async def test_a_drain_waits_for_what_is_being_placed_or_adopted(world, monkeypatch, again, patient):
+    """A drain that has no more time ends it as soon as it begins, and no node keeps its work."""
+    asked, go = asyncio.Event(), asyncio.Event()
+    place, adopt = world.nodes.place, world.attempts.adopt
+
+    async def late(*args: Any) -> Any:
+        asked.set()
+        await go.wait()
+        return await (adopt if again else place)(*args)
+
+    monkeypatch.setattr(*((world.attempts, "adopt") if again else (world.nodes, "place")), late)
+    tokens: list[int] = []
+    stream = world.acceptor.generate(list(PROMPT), {"max_tokens": 6}, "r", "standard", "", again=again)
+    work = asyncio.create_task(collect(stream, tokens))
+    await asked.wait()
+    drain = asyncio.create_task(world.acceptor.drain(60.0 if patient else 0.01))
+    if patient:
+        await asyncio.sleep(0.1)
+        assert not drain.done() and world.acceptor.open == 1
+        go.set()
+        await until(lambda: len(world.channel.called) == 2)
+        await tell(world, 0, 0, 10, "stop")
+        assert await work == "stop" and tokens == [10]
+        await drain
+    else:
+        await drain
+        go.set()
+        with pytest.raises(Unavailable, match="shutting down"):
+            await work
+        assert len(world.channel.called) == len(world.channel.aborted)
+    assert world.acceptor.open == 0
+
+
 async def test_the_deadline_ends_the_answer_and_the_work(tokenizer):
     world = made(tokenizer, timeout_s=0.05)
     tokens: list[int] = []
