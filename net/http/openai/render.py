@@ -100,6 +100,8 @@ class Renderer:
         first = choice not in self._started
         self._started.add(choice)
         rendered = self._chunk_choice(choice, output, first)
+        if output.finish_reason is not None:
+            rendered["stop_reason"] = output.stop_reason
         if self.token_ids:
             rendered["token_ids"] = output.token_ids
         return self._head | {"object": self.chunk_kind, "choices": [rendered]}

@@ -216,3 +216,13 @@ async def test_a_client_that_comes_back_gets_what_it_does_not_have(client, front
 async def test_coming_back_needs_the_id_and_a_number(client, headers):
     with pytest.raises(openai.BadRequestError, match="X-Resume-From"):
         await client.completions.create(model="fake", prompt="ab", extra_headers=headers)
+
+
+@pytest.mark.parametrize("stop", ["lo", None])
+async def test_the_last_chunk_says_what_stopped_the_answer(client, stop):
+    asked = {"model": "fake", "max_tokens": 5, "stop": stop, "stream": True}
+    chat = [chunk.choices[0] async for chunk in await client.chat.completions.create(messages=CHAT, **asked)]
+    text = [chunk.choices[0] async for chunk in await client.completions.create(prompt="hello", **asked)]
+    for chunks in (chat, text):
+        assert chunks[-1].finish_reason == ("stop" if stop else "length") and chunks[-1].stop_reason == stop
+        assert not any(hasattr(chunk, "stop_reason") for chunk in chunks[:-1])
