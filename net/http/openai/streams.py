@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from net.http.common.errors import naming
@@ -14,6 +14,11 @@ from net.http.openai.plan import Plan
 from net.loop.tasks import awaited
 
 Item = tuple[int, Output]
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Output):
+    """The part of an answer that its client has from a lost node. It comes first, with the output after it."""
 
 
 def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
@@ -45,17 +50,24 @@ async def _generation(
         **more,
     )
     known = plan.resume_from or 0  # tokens that the client has
+    received: list[Output] = []
     try:
         async with aclosing(stream):
             async for output in stream:
-                known -= len(output.token_ids)
+                if 0 < len(output.token_ids) <= known:
+                    known -= len(output.token_ids)
+                    ended = output.finish_reason is not None
+                    received.append(replace(output, finish_reason=None) if ended else output)
+                    if not ended:
+                        continue
+                    output = replace(output, text="", token_ids=[], logprobs=None)
+                if received:
+                    yield choice, joined(received, Received)
+                    received = []
                 if plan.prompt_only:
                     yield choice, _prompt_alone(output)
                     return
-                if known < 0:
-                    yield choice, output
-                elif output.finish_reason is not None:
-                    yield choice, replace(output, text="", token_ids=[], logprobs=None)
+                yield choice, output
                 if output.finish_reason is not None:
                     return
     except ValueError as error:
@@ -69,11 +81,11 @@ def _prompt_alone(output: Output) -> Output:
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
-def joined(outputs: Sequence[Output]) -> Output:
+def joined(outputs: Sequence[Output], kind: type[Output] = Output) -> Output:
     """All deltas of one choice; counts and reasons of the last output."""
     last = outputs[-1]
     logprobs = [item for output in outputs for item in output.logprobs or ()]
-    return Output(
+    return kind(
         text="".join(output.text for output in outputs),
         token_ids=[token for output in outputs for token in output.token_ids],
         logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
