@@ -35,9 +35,6 @@ class WorkerAttempts:
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._reading: dict[str, asyncio.Task[None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._flights)
-
     async def adopt(self, flight: Flight) -> bool:
         """A worker drops a request whose acceptor is lost, so there is nothing to continue."""
         return False

@@ -330,6 +330,11 @@ def arena_tokens(config: Config, shape: BlockGeometry) -> int:
     return longest(config.kv_cache_bytes // shape.block_bytes, shape.groups, config) * config.block_size
 
 
+def context_tokens(config: Config, shape: BlockGeometry) -> int:
+    """Longest prompt + output of a request in the arena, once `config` is resolved."""
+    return min(config.max_model_len, arena_tokens(config, shape))
+
+
 def _tier_bytes(tokens: int, room: Room) -> int:
     """--dram-bytes with which a request beyond memory may have `tokens` tokens."""
     return int(room.cold_of(tokens) / LODGED_SHARE + 1) * room.block_bytes

@@ -188,9 +188,19 @@ class Batcher:
         request.token_ids[:] = token_ids
         request.first_output_index = len(token_ids) + 1 - request.num_prompt_tokens
 
-    def arrived(self, now: float, request: Request, first_token: int, private: bool = False) -> None:
+    def fits(self, request: Request) -> bool:
+        """Whether its tokens are within this node's context."""
+        return request.num_tokens <= self.max_model_len
+
+    def decodes_on(self, request: Request) -> bool:
+        """Whether it can have another token here behind the first one, which a prefill node makes."""
+        over = request.num_output_tokens + 1 >= request.sampling.max_tokens  # it ends on the prefill node
+        return over or request.num_tokens + 1 < self.max_model_len
+
+    def arrived(self, now: float, request: Request, first_token: int, private: bool = False) -> str | None:
         """The KV and the first token of a reserved prompt have arrived: decode from the next step on. `private`: as
-        after keep_private."""
+        after keep_private. Returns why the request ends here instead, without a token of this node; None if it
+        decodes."""
         self._changes += 1
         request.private = private
         request.num_computed = request.num_tokens
@@ -200,8 +210,9 @@ class Batcher:
         reason = request.stop_reason(self.eos_token_ids, self.max_model_len)
         if reason:
             self._finish(now, request, reason)
-            return
-        self.seats.wait(now, request)
+        else:
+            self.seats.wait(now, request)
+        return reason
 
     # --- prefix loads from lower tiers and other nodes
 

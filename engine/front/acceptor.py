@@ -30,7 +30,7 @@ from engine.observe.timeline import Timeline
 from engine.sampling.params import SamplingParams
 from engine.text.tokenizer import Tokenizer
 from net.channel.channel import PeerLost
-from net.http.common.frontend import Output, Overloaded, Unavailable
+from net.http.common.frontend import Choices, Output, Overloaded, Unavailable
 
 log = logging.getLogger("mooncake.acceptor")
 
@@ -64,8 +64,6 @@ class Nodes(Protocol):
 
 class Tries(Protocol):
     """The attempts of this acceptor's requests (engine/front/attempts.py, engine/backends/attempts.py)."""
-
-    def __len__(self) -> int: ...
 
     async def adopt(self, flight: Flight) -> bool:
         """Continue an attempt whose acceptor was lost. Returns False if there is none."""
@@ -107,7 +105,6 @@ class Acceptor:
         self._log = log
         self._placer = placer
         self._attempts = attempts
-        self._waiting = 0  # requests that wait for the next try
         self._flights: set[Flight] = set()  # unfinished
         self._weights, self._renewed = b"", -math.inf  # of new requests; when they were replaced, monotonic seconds
         self._closing = self._over = False
@@ -132,12 +129,14 @@ class Acceptor:
         cache_salt: str,
         again: bool = False,
         session: str = "",
+        choices: Choices | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """Stream the answer; `again`, `session`: see Frontend.generate. Raises ValueError, Overloaded or Unavailable
-        before the first output; closing the iterator aborts the request on every node."""
-        if self._closing:
+        """Stream the answer; `again`, `session`, `choices`: see Frontend.generate. Raises ValueError, Overloaded or
+        Unavailable before the first output; closing the iterator aborts the request on every node."""
+        choices = choices or Choices()
+        if self._closing and not choices.begun:
             raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
-        flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
+        flight = self._accept(prompt, sampling, request_id, service_class, cache_salt, choices)
         flight.resumed = again
         if session and self.sessions is not None:
             flight.session = session_number(flight.root, session)
@@ -148,8 +147,8 @@ class Acceptor:
         reason: str | None = None
         try:
             if not again:
-                self._gate.enter(flight)
-            elif not await self._attempts.adopt(flight) and self._may_have_begun_on_others():
+                await self._gate.enter(flight, choices, flight.deadline - time.monotonic())
+            elif not await self._adopt(flight) and self._may_have_begun_on_others():
                 raise Unavailable(REPLACED_REASON, retry_after_s=1.0)
             while reason is None:
                 output = await self._output(flight, text)
@@ -168,7 +167,13 @@ class Acceptor:
                 self.sessions.over(flight, answered=reason is not None)
 
     def _accept(
-        self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        request_id: str,
+        service_class: str,
+        cache_salt: str,
+        choices: Choices,
     ) -> Flight:
         params = SamplingParams(**sampling)
         room = self._limits.max_model_len - len(prompt)
@@ -193,7 +198,7 @@ class Acceptor:
             timeline,
             deadline=now + timeout_s,
             accepted=now,
-            persistence=Persistence(now, now + timeout_s, self._limits.role_wait_s),
+            persistence=Persistence(now, now + timeout_s, self._limits.role_wait_s, choices),
             weights=self._weights,
             site_bound=cache_salt in self._limits.site_bound,
         )
@@ -247,13 +252,13 @@ class Acceptor:
 
     async def _start_or_wait(self, flight: Flight) -> bool:
         """Start an attempt. A new request is refused at once if all nodes are full, and waits up to `role_wait_s` for a
-        missing role. A request that has begun waits for both until its deadline, because its client was promised an
-        answer. Returns False if the deadline passes and the client already has a part of the answer."""
+        missing role. A request that has begun, with any of its choices, waits for both until its deadline, because its
+        client was promised an answer. Returns False if the deadline passes and the client has a part of the answer."""
         while True:
             if not flight.num_output_tokens and not flight.resumed:
                 flight.weights = self._weights
             try:
-                await self._attempts.start(flight)
+                await self._start(flight)
             except (NotPlaced, Overloaded, Unavailable, NodeUnreachable) as error:
                 self._attempts.abort(flight)
                 _avoid_what_failed(flight)
@@ -269,23 +274,41 @@ class Acceptor:
             else:
                 return True
 
+    async def _start(self, flight: Flight) -> None:
+        """See Tries.start."""
+        choices, first = flight.persistence.choices, not flight.attempt
+        self._check_not_over()
+        choices.trying += first
+        try:
+            await self._attempts.start(flight)
+        finally:
+            choices.trying -= first
+        self._check_not_over()
+
+    async def _adopt(self, flight: Flight) -> bool:
+        """See Tries.adopt."""
+        adopted = await self._attempts.adopt(flight)
+        self._check_not_over()
+        return adopted
+
+    def _check_not_over(self) -> None:
+        """Raises Unavailable. `fail_all` reaches no attempt that begins after it."""
+        if self._over:
+            raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+
     async def _wait(self, flight: Flight, error: Exception) -> bool:
         """Wait until the next try. Returns False if there is none."""
-        promised = flight.persistence.promised
+        waits = flight.persistence.waits
         absent = isinstance(error, NodeUnreachable) or (isinstance(error, NotPlaced) and bool(error.missing_role))
-        if not (promised or absent) or (self._closing and not promised):
+        if not (waits or absent) or (self._closing and not waits):
             return False
         self._log.waits(flight, str(error))
-        self._waiting += 1
-        try:
-            begun = time.monotonic()
-            while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
-                await asyncio.sleep(pause_s)
-                if not self._placer.missing_role() or time.monotonic() - begun > PLACE_RETRY_INTERVAL_S:
-                    return not self._over
-            return False
-        finally:
-            self._waiting -= 1
+        begun = time.monotonic()
+        while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
+            await asyncio.sleep(pause_s)
+            if not self._placer.missing_role() or time.monotonic() - begun > PLACE_RETRY_INTERVAL_S:
+                return not self._over
+        return False
 
     # --- ends
 
@@ -309,8 +332,8 @@ class Acceptor:
 
     @property
     def open(self) -> int:
-        """Number of unfinished requests."""
-        return len(self._attempts) + self._waiting
+        """Number of unfinished requests, also of those that are being placed or adopted."""
+        return len(self._flights)
 
     @property
     def recent(self) -> Recent:

@@ -88,9 +88,6 @@ class Attempts:
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
 
-    def __len__(self) -> int:
-        return len(self._flights)
-
     # --- beginning
 
     async def adopt(self, flight: Flight) -> bool:

@@ -157,12 +157,14 @@ class OutputText:
         if finish is not None:
             delta += self._decoder.flush()
         early = self._flight.num_output_tokens <= sampling.min_tokens
+        stop: int | str | None
         text, stop = (delta, None) if early else self._stops.feed(delta)
-        if stop is not None:
+        if isinstance(stop, str):
             finish = "stop"
             text += stop if sampling.include_stop_str_in_output else ""
         elif finish is not None:
             text += self._stops.flush()
+            stop = token if finish == "stop" and token in sampling.stop_token_ids else None
         item = None if logprobs is None else [LogprobItem(token, logprobs.logprob, logprobs.top)]
         output = self._output(text, [token], item, finish, stop)
         if self._flight.num_output_tokens == 1 and self._flight.sampling.prompt_logprobs is not None:
@@ -173,7 +175,7 @@ class OutputText:
     def end(self, finish: str) -> Output:
         return self._output(self._decoder.flush() + self._stops.flush(), [], None, finish, None)
 
-    def _output(self, text: str, ids: list[int], items: Any, finish: Any, stop: str | None) -> Output:
+    def _output(self, text: str, ids: list[int], items: Any, finish: Any, stop: int | str | None) -> Output:
         flight = self._flight
         return Output(
             text=text,

@@ -4,6 +4,7 @@ it from gossip after 20 ms or more, and all requests in between use it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,17 @@ costs about 1 us per node."""
 COMPUTES = frozenset({"prefill", "decode"})
 
 
+CONTEXT_TOKENS = "context_tokens"
+"""Entry of a member's info: the longest prompt + output that its arena takes. It may be shorter than what acceptors
+accept."""
+
+
+def context_of(member: Member) -> float:
+    """Infinite if the node does not tell."""
+    told = member.info.get(CONTEXT_TOKENS)
+    return told if type(told) is int and told > 0 else math.inf
+
+
 @dataclass(slots=True)
 class Known:
     """Engine nodes of this node's cell with their records, and other nodes to ask."""
@@ -45,15 +57,30 @@ class Known:
     ring: Ring  # the prefill nodes, for sched/gossip/intents.py
     at: float
     sites: frozenset[str] = frozenset()  # of the members and the strangers
+    shortest: float = math.inf  # context of the node with the shortest one, tokens
 
     def at_site(self, site: str) -> Known:
         """Only the nodes of this site. It shares no memory with this one."""
-        indices = np.array([i for i, member in enumerate(self.members) if member.site == site], dtype=np.intp)
-        members = [self.members[i] for i in indices]
         strangers = [member for member in self.strangers if member.site == site]
+        return self._only([i for i, member in enumerate(self.members) if member.site == site], strangers)
+
+    def continuing(self, num_tokens: int) -> Known:
+        """Only the nodes whose context has room for more than one token behind `num_tokens`; all nodes if those cannot
+        prefill and decode."""
+        if num_tokens + 1 < self.shortest:
+            return self
+        longer = [i for i, member in enumerate(self.members) if num_tokens + 1 < context_of(member)]
+        view = self.view
+        if not (view.prefills[longer].any() and view.decodes[longer].any()):
+            return self
+        return self._only(longer, [member for member in self.strangers if num_tokens + 1 < context_of(member)])
+
+    def _only(self, indices: list[int], strangers: list[Member]) -> Known:
+        members = [self.members[i] for i in indices]
         ring = ring_of(member.node_id for member in members if "prefill" in member.roles)
-        view, places = self.view.only(indices.tolist()), self.places[indices]
-        return Known(view, members, strangers, places, ring, self.at, frozenset({site}))
+        view, places = self.view.only(indices), self.places[np.array(indices, dtype=np.intp)]
+        sites = frozenset(member.site for member in (*members, *strangers))
+        return Known(view, members, strangers, places, ring, self.at, sites, self.shortest)
 
     def of(self, node_id: str, now: float) -> tuple[float, float] | None:
         """(wait_s, age_s) of a node according to gossip."""
@@ -78,6 +105,7 @@ class _Layout:
     places: npt.NDArray[np.intp]
     ring: Ring
     sites: frozenset[str]
+    shortest: float  # as in Known
 
     def holds(self, gossip: Gossip, ids: list[str], records: Records) -> bool:
         """Whether the inputs are unchanged."""
@@ -116,7 +144,9 @@ def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
     ring = ring_of(member.node_id for member in here if "prefill" in member.roles)
     chosen = np.array(rows, dtype=np.intp)
     sites = frozenset(member.site for member in (*here, *strangers))
-    return _Layout(mates, ids, have_record, flags, list(holders.nodes), chosen, here, strangers, places, ring, sites)
+    shortest = min(map(context_of, (*here, *strangers)), default=math.inf)
+    held = list(holders.nodes)
+    return _Layout(mates, ids, have_record, flags, held, chosen, here, strangers, places, ring, sites, shortest)
 
 
 def _have_record(records: Records) -> npt.NDArray[np.bool_]:
@@ -169,7 +199,8 @@ class Neighbours:
         elsewhere = self._gossip.elsewhere(self._rng)
         asked = layout.strangers[:MAX_STRANGERS] + elsewhere
         sites = layout.sites.union(member.site for member in elsewhere)
-        return Known(view, layout.here, asked, layout.places, layout.ring, now, sites)
+        shortest = min(map(context_of, elsewhere), default=layout.shortest)
+        return Known(view, layout.here, asked, layout.places, layout.ring, now, sites, min(shortest, layout.shortest))
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
         """Leading tokens after which each node of the view can go on, by its digest. Do not modify the result."""

@@ -4,9 +4,13 @@ A new request that no node can take waits a bounded time. A request that a node 
 because even the only node of a role may be started again. Two events end it: MAX_FUTILE_ATTEMPTS attempts in a row that
 began and produced no token (the request itself may be what kills its nodes), and the deadline. The last of these
 attempts loads no prefix: blocks of the pool may be what made the others fail.
+
+The choices of one request are kept together: one that no node can take waits if another one has begun, or may still.
 """
 
 from __future__ import annotations
+
+from net.http.common.frontend import Choices
 
 MAX_FUTILE_ATTEMPTS = 4
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
@@ -16,15 +20,27 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 class Persistence:
     """The retry state of one request. All times are on one monotonic clock."""
 
-    def __init__(self, accepted: float, deadline: float, new_patience_s: float) -> None:
-        """new_patience_s: how long a request that has not begun waits for a node of a missing role."""
-        self.promised = False  # a node has begun it
+    def __init__(self, accepted: float, deadline: float, new_patience_s: float, choices: Choices | None = None) -> None:
+        """new_patience_s: how long a request that has not begun waits for a node of a missing role. choices: see
+        Frontend.generate."""
+        self.choices = choices or Choices()
         self._deadline, self._new_until = deadline, accepted + new_patience_s
         self._refusals = self._in_vain = self._tokens = 0
 
+    @property
+    def promised(self) -> bool:
+        """Whether a node has begun it, or another choice of its request."""
+        return self.choices.begun
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for room. While another choice asks for its first node, the request may still
+        begin."""
+        return self.promised or self.choices.trying > 0
+
     def begun(self) -> None:
         """The nodes have accepted an attempt."""
-        self.promised = True
+        self.choices.begun = True
         self._refusals = 0
 
     def failed(self, tokens: int) -> bool:
@@ -41,7 +57,7 @@ class Persistence:
 
     def pause_s(self, now: float) -> float | None:
         """No node could take the request. Returns the seconds until the next try, or None to give up."""
-        left = (self._deadline if self.promised else min(self._deadline, self._new_until)) - now
+        left = (self._deadline if self.waits else min(self._deadline, self._new_until)) - now
         if left <= 0:
             return None
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * (1 << min(self._refusals, 10)))

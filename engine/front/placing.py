@@ -123,6 +123,9 @@ class Placer:
         if self._beyond.concerns(request, known.view):
             placed = await self._beyond.place(request, keys, begun, avoid)
             return self._charged(placed, everyone, time.monotonic(), request)
+        if request.sampling.max_tokens - request.num_output_tokens > 1:
+            known = known.continuing(request.num_tokens)
+        wide = known
         demand = self._demands.of(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
         pooled, far = None, False
@@ -133,8 +136,8 @@ class Placer:
             if far := site != self._sites.own:
                 pooled = LeadingRun(0)  # the nodes of that site ask its pool
             known = known.at_site(site)
-            if matched is not everyone.view.none:
-                matched = matched[[everyone.view.index[node] for node in known.view.ids]]
+            if matched is not wide.view.none:
+                matched = matched[[wide.view.index[node] for node in known.view.ids]]
             else:
                 matched = known.view.none
         asked = self._policy.shortlist(begun, demand, known.view, matched)

@@ -288,7 +288,7 @@ class Incoming:
             reservation = self._reservations.get(request_id)
 
     def arrive(self, request_id: str, first_token: int, private: bool = False) -> None:
-        """All KV has landed: start decoding. Raises RemoteError if the request has ended."""
+        """All KV has landed: start decoding. Raises RemoteError if the request has ended, or can have no token here."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is None:
             raise RemoteError("the request has ended on the decode node", code="gone")
@@ -296,8 +296,10 @@ class Incoming:
         request = reservation.request
         if request.finished:
             raise RemoteError("the request has ended on the decode node", code="gone")
-        self._worker.batcher.arrived(time.monotonic(), request, first_token, private)
+        reason = self._worker.batcher.arrived(time.monotonic(), request, first_token, private)
         self._worker.wake()
+        if reason is not None:  # its acceptor waits for a token that would never come
+            raise RemoteError(f"the request ended on {self._channel.node_id} before a token: {reason}", code="gone")
 
     def request(self, request_id: str) -> Request | None:
         """The request of a reservation."""

@@ -46,7 +46,7 @@ class Orphans:
         request = self._requests.get(attempt_id)
         if request is None or request.handover or request.state is RequestState.REMOTE or request.finished:
             return False
-        if not request.num_output_tokens or request.sampling.logprobs is not None:
+        if not request.num_output_tokens or _with_logprobs(request):
             return False  # no output to lose yet, or log probabilities, which are not kept
         loop = asyncio.get_running_loop()
         self._leases[attempt_id] = loop.call_later(LEASE_S, self._expire, attempt_id)
@@ -56,7 +56,7 @@ class Orphans:
         """The request produced its last token; it is kept in case its acceptor is lost before the client has it."""
         now = asyncio.get_running_loop().time()
         self._drop_lease(request.request_id)
-        if request.sampling.logprobs is None:
+        if not _with_logprobs(request):
             self._ended[request.request_id] = request, now
         while self._ended and (len(self._ended) > MAX_ENDED or next(iter(self._ended.values()))[1] < now - LEASE_S):
             self._ended.popitem(last=False)
@@ -89,3 +89,7 @@ class Orphans:
     def close(self) -> None:
         for attempt_id in list(self._leases):
             self._drop_lease(attempt_id)
+
+
+def _with_logprobs(request: Request) -> bool:
+    return request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None

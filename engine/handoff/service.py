@@ -121,6 +121,8 @@ class EngineService:
     async def _on_reserve(self, peer: str, body: Reserve, data: memoryview) -> KvTarget:
         request = unpack_request(body.request, data, time.monotonic(), key_tokens=self._moves.key_tokens)
         self._worker.check(request)
+        if not self._worker.batcher.decodes_on(request):
+            raise self._too_long(request)
         self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
         return await self._incoming.reserve(request, body.prefill_nodes)
@@ -147,6 +149,8 @@ class EngineService:
         self._worker.check(request)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
+        if not (body.beyond or self._worker.batcher.fits(request)):
+            raise self._too_long(request)
         self._own_load.keep(body.promise, request)
         if len(self._worker.batcher.waiting) >= self._max_waiting:
             raise RemoteError(
@@ -165,6 +169,11 @@ class EngineService:
         self._worker.add(request, transfer)
         if body.place is not None:
             self._members.add(request, body.place, transfer)
+
+    def _too_long(self, request: Request) -> RemoteError:
+        """Placement knows the limit (engine/front/known.py), but not on acceptors of an older version."""
+        limit = self._worker.batcher.max_model_len
+        return RemoteError(f"{self._node_id} takes {limit} tokens, the request has {request.num_tokens}", "too_long")
 
     def take_beyond(self, welcome: Callable[[Request], None]) -> None:
         """This node takes requests whose KV exceeds its arena: `welcome` hears of each before it is queued."""

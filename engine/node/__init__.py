@@ -12,7 +12,7 @@ Files:
                       per second
     kv_events         Tells others which blocks this node's arena holds: KV events in vLLM's form
     leaving           Leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM
-    lending           Requests beyond memory, as the node sees them: what it tells others, and the start of its
+    lending           Which requests the node takes, as it tells others, also beyond memory; and the start of its
                       lending side
     local_store       This node's share of the pooled store: a DRAM arena and, if a path is given, an SSD tier below
                       it

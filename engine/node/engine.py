@@ -22,7 +22,7 @@ from engine.config.beyond import beyond_room, lends
 from engine.config.cache_policies import eviction
 from engine.config.config import Config
 from engine.config.forms import differs, feeds_pool
-from engine.config.resolve import arena_tokens
+from engine.config.resolve import context_tokens
 from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
@@ -115,7 +115,7 @@ class Engine:
             config.block_size,
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            min(config.max_model_len, arena_tokens(config, geometry)),
+            context_tokens(config, geometry),
             loaded.eos_token_ids,
             BatchRules(
                 config.enable_prefix_caching,

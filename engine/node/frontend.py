@@ -16,7 +16,7 @@ from engine.node.prefix_reset import PrefixReset
 from engine.node.weights import NodeWeights
 from engine.observe.live import Live
 from engine.text.tokenizer import Tokenizer
-from net.http.common.frontend import Output, Unavailable
+from net.http.common.frontend import Choices, Output, Unavailable
 
 NO_TOKENS = "this node is a store without a model (--model none): ask a node that serves one"
 
@@ -113,8 +113,9 @@ class ServingFrontend:
         cache_salt: str,
         again: bool = False,
         session: str = "",
+        choices: Choices | None = None,
     ) -> AsyncGenerator[Output, None]:
-        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, again, session)
+        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, again, session, choices)
 
     async def metrics(self) -> bytes:
         return await self._metrics()

@@ -1,4 +1,4 @@
-"""Requests beyond memory, as the node sees them: what it tells others, and the start of its lending side.
+"""Which requests the node takes, as it tells others, also beyond memory; and the start of its lending side.
 
 With --attention-elsewhere a node holds blocks of others' requests and attends to them (engine/beyond/holder.py).
 """
@@ -14,12 +14,19 @@ from engine.beyond.messages import LENDS
 from engine.checkpoint.model_source import ModelSource
 from engine.config.beyond import beyond_room, lends
 from engine.config.config import Config
+from engine.config.resolve import context_tokens
 from engine.front.beyond import BEYOND_TOKENS
 from engine.front.cluster import Cluster
+from engine.front.known import CONTEXT_TOKENS
 from engine.node.parts import Blocks
 
 if TYPE_CHECKING:
     from engine.beyond.holder import Holder  # torch, which other store nodes do not load
+
+
+def told_context(config: Config, geometry: BlockGeometry) -> dict[str, int]:
+    """Of a node that computes: how long a request in its arena may be."""
+    return {CONTEXT_TOKENS: context_tokens(config, geometry)} if config.computes else {}
 
 
 def told_beyond(config: Config, geometry: BlockGeometry) -> dict[str, int | bool]:

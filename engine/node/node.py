@@ -45,7 +45,7 @@ from engine.node import report as node_report
 from engine.node.front_door import FrontDoor
 from engine.node.history_recorder import HistoryRecorder
 from engine.node.leaving import Leaving
-from engine.node.lending import lend, told_beyond
+from engine.node.lending import lend, told_beyond, told_context
 from engine.node.local_store import open_share
 from engine.node.parts import Blocks, Measures, Serving
 from engine.node.phases import Phases
@@ -415,6 +415,7 @@ class Node:
             roles=self.config.roles,
             info=self._identity
             | {"share": self.config.dram_bytes + self._ssd_bytes}
+            | told_context(self.config, self.geometry)
             | told_beyond(self.config, self.geometry)
             | self._first_role
             | self._scaling

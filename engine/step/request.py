@@ -163,9 +163,11 @@ class Request:
             last in params.stop_token_ids or (last in eos_token_ids and not params.ignore_eos)
         ):
             return "stop"
-        if count >= params.max_tokens or self.num_tokens >= max_model_len:
+        if count >= params.max_tokens:
             return "length"
-        return "handover" if self.handover else None
+        if self.handover:  # the decode node has a limit of its own
+            return "handover"
+        return "length" if self.num_tokens >= max_model_len else None
 
     @property
     def key_root(self) -> BlockKey:

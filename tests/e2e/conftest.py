@@ -85,7 +85,7 @@ def embedded_tokenizer() -> Any:
     return Tokenizer.load(describe("smollm2-135m-instruct"))
 
 
-def complete(url: str, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> dict[str, Any]:
+def complete(url: str, prompt: str | list[int] | list[list[int]], max_tokens: int = 16, **body: Any) -> dict[str, Any]:
     """One greedy completion; the answer's body with its request id under "id"."""
     body = {"model": model_of(url), "prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | body
     return rest.post(f"{url}/v1/completions", body, timeout_s=120)

@@ -117,3 +117,13 @@ def test_of_more_requests_than_fit_as_many_are_served_as_fit(cluster: LocalClust
         print(f"{offered} at once: {dict(statuses)}; refused: {dict(refusals)}")
         assert set(statuses) <= {200, 429} and statuses[200] >= WAITING
     settled(cluster)
+
+
+def test_a_request_with_more_prompts_than_fit_is_served_whole(cluster: LocalCluster):
+    """The gate of its acceptor has WAITING + 1 places, and one decode node takes them all."""
+    settled(cluster)
+    prompts = [[3 + number] * 40 for number in range(OFFERED[1])]
+    answer = complete(cluster.nodes[0].url, prompts, 4, ignore_eos=True)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(prompts)))
+    assert answer["usage"]["completion_tokens"] == 4 * len(prompts)
+    settled(cluster)

@@ -25,3 +25,16 @@ def test_prompts_that_cross_are_all_answered(start: Start, tiny_model):
             for i, one in enumerate(asked):
                 assert one.result()["choices"][0]["text"] == right[i % 4]["choices"][0]["text"]
         settled(cluster)
+
+
+def test_nodes_with_a_shorter_context_than_the_acceptor_end_no_answer_early(start: Start, tiny_model):
+    """At random, every node would be chosen: the prefill and the decode node for prompts that fill their context."""
+    short = ["--max-model-len", str(PROMPT + 1)]
+    flags = ("--calibration-ms", "100", "--num-threads", "1", "--kv-cache-bytes", "8M", "--placement", "random")
+    role_flags = {"prefill-0": short, "decode-0": short}
+    with start("mixed=1,prefill=1,decode=1", *tiny_model, *flags, role_flags=role_flags) as cluster:
+        url = next(node.url for node in cluster.nodes if node.role == "mixed")
+        for number in range(16):
+            answer = complete(url, prompt(number), OUTPUT, ignore_eos=True)
+            assert answer["usage"]["completion_tokens"] == OUTPUT
+        settled(cluster)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from net.http import HttpServer, LogprobItem, Output, Overloaded, Unavailable, create_app
-from net.http.common.frontend import Refused
+from net.http.common.frontend import Choices, Refused
 from net.http.common.keys import ApiKeys
 
 
@@ -83,6 +83,7 @@ class FakeFrontend:
         cache_salt: str,
         again: bool = False,
         session: str = "",
+        choices: Choices | None = None,
     ) -> AsyncGenerator[Output, None]:
         call = {"prompt": prompt, "sampling": sampling, "request_id": request_id, "again": again}
         self.calls.append(call | {"service_class": service_class, "cache_salt": cache_salt, "session": session})

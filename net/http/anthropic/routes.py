@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from net.http.anthropic.schema import CountBody, MessagesBody, Question
 from net.http.common.body import read_body
 from net.http.common.errors import ApiError, from_validation, naming
+from net.http.common.unknown import ignored_key
 from net.http.openai.blocks import Block, BlockAnswer
 from net.http.openai.plan import Plan, plan_chat
 from net.http.openai.prompts import check_model, render_messages, unhurried
@@ -32,7 +34,7 @@ class Messages:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         async def plan(body: MessagesBody, size: int) -> Plan:
-            chat = with_class(request, await _chat(body, size))
+            chat = with_class(request, await _chat(request, body, size))
             return await plan_chat(self._serving.frontend, chat, size)
 
         body, planned = await self._serving.planned(request, MessagesBody, plan)
@@ -44,16 +46,17 @@ class Messages:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body, size = await read_body(request, CountBody)
-        chat, frontend = await _chat(body, size), self._serving.frontend
+        chat, frontend = await _chat(request, body, size), self._serving.frontend
         check_model(frontend, chat.model)
         ids = await render_messages(frontend, chat.messages, True, {}, chat.offered, size)
         return web.Response(body=orjson.dumps({"input_tokens": len(ids)}), content_type="application/json")
 
 
-async def _chat(body: Question, size: int) -> ChatBody:
+async def _chat(request: web.Request, body: Question, size: int) -> ChatBody:
     """Raises ApiError 400."""
+    chat = body.as_chat if isinstance(body, MessagesBody) else body.chat
     try:
-        return await unhurried(size, body.as_chat if isinstance(body, MessagesBody) else body.chat)
+        return await unhurried(size, partial(chat, request.get(ignored_key)))
     except ValidationError as error:
         raise from_validation(error) from None
     except ValueError as error:

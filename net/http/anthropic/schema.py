@@ -50,8 +50,9 @@ class Question(Body, BaseModel):
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: dict[str, Any] | None = None  # accepted: the served model thinks as its template says
 
-    def chat(self, **fields: Any) -> ChatBody:
-        """The same question as a chat with these further fields. Raises ValueError naming the field."""
+    def chat(self, ignored: list[str] | None = None, **fields: Any) -> ChatBody:
+        """The same question as a chat with these further fields; `ignored`: as in net/http/common/body.py. Raises
+        ValueError naming the field."""
         messages: list[Json] = []
         if system := _joined(self.system, "system"):
             messages.append({"role": "system", "content": system})
@@ -62,7 +63,7 @@ class Question(Body, BaseModel):
         tools = [{"type": "function", "function": _function(tool)} for tool in self.tools]
         parallel = not self.tool_choice.disable_parallel_tool_use
         known: Json = {"model": self.model, "messages": messages, "tools": tools, "tool_choice": self._choice()}
-        return ChatBody.model_validate(known | {"parallel_tool_calls": parallel} | fields)
+        return ChatBody.model_validate(known | {"parallel_tool_calls": parallel} | fields, context=ignored)
 
     def _choice(self) -> str | Json:
         kind, name = self.tool_choice.type, self.tool_choice.name
@@ -81,10 +82,10 @@ class MessagesBody(Question, BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] = 0
 
-    def as_chat(self) -> ChatBody:
+    def as_chat(self, ignored: list[str] | None = None) -> ChatBody:
         sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         lengths = {"max_tokens": self.max_tokens, "stop": self.stop_sequences, "stream": self.stream}
-        return self.chat(**sampling, **lengths)
+        return self.chat(ignored, **sampling, **lengths)
 
 
 class CountBody(Question, BaseModel):
@@ -100,6 +101,8 @@ def _joined(content: Any, where: str) -> str:
     """The text of a string or of a list of text blocks. Raises ValueError."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise ValueError(f"{where} needs a text or a list of text blocks")
     texts = [
         block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None for block in content
     ]
@@ -115,7 +118,8 @@ def _said(messages: list[Json], content: str | list[Json], where: str) -> None:
         if block.get("type") == "tool_result":
             if not isinstance(block.get("tool_use_id"), str):
                 raise ValueError(f"{where}: a tool_result needs the tool_use_id of its call")
-            result = _joined(block.get("content") or "", f"{where}, tool_result")
+            told = block.get("content")
+            result = "" if told is None else _joined(told, f"{where}, tool_result")
             messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result})
         else:
             texts.append(block)

@@ -54,7 +54,8 @@ async def parse_body(request: web.Request, raw: bytes, kind: type[BodyT]) -> Bod
         body = parsed(raw, kind, ignored)
     else:
         body = await asyncio.to_thread(parsed, raw, kind, ignored)
-    request[ignored_key] = ignored or ()
+    if ignored is not None:
+        request[ignored_key] = ignored
     return body
 
 

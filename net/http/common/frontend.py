@@ -34,6 +34,18 @@ class Output:
     num_dropped_experts: int = 0  # (token, expert) pairs without a result, because a rank with experts was lost
 
 
+@dataclass(eq=False, slots=True)
+class Choices:
+    """The choices of one request, each with its own call of `generate`: the request is taken or refused as a whole.
+
+    If no choice finds room, the request is refused. As soon as a node has begun one, the others wait for room.
+    """
+
+    begun: bool = False
+    inside: int = 0  # choices without a first token
+    trying: int = 0  # choices that ask for a node, for the first time
+
+
 class _Retry(Exception):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -110,10 +122,12 @@ class Frontend(Protocol):
         cache_salt: str,
         again: bool = False,
         session: str = "",
+        choices: Choices | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Generate from `prompt`; the last Output has a finish_reason. `again`: the client sent this request before, to
         a node that was lost; the node generates the same tokens again, from the first one. `session`: the conversation
-        or agent of which this is a turn, as the client names it; "": none.
+        or agent of which this is a turn, as the client names it; "": none. `choices`: shared by the calls for the
+        choices of one request; None: this is the only one.
 
         `sampling` holds fields of SamplingParams (stop and stop_token_ids as tuples, logit_bias as {int: float}).
         Closing the generator, or cancelling its consumer, aborts the request on every node.

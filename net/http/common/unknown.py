@@ -4,7 +4,6 @@ names the ignored fields."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -14,8 +13,9 @@ MAX_NAME_CHARS = 64
 
 ignores_key: web.AppKey[bool] = web.AppKey("ignores", bool)
 
-ignored_key: web.RequestKey[Sequence[str]] = web.RequestKey("ignored", Sequence)
-"""Names of the fields of this request's body that are ignored."""
+ignored_key: web.RequestKey[list[str]] = web.RequestKey("ignored", list)
+"""Names of the fields of this request's body that are ignored, and the context in which its parts are validated. Absent
+if unknown fields are refused."""
 
 
 async def tell(request: web.Request, response: web.StreamResponse) -> None:

@@ -69,7 +69,7 @@ async def plan_completion(frontend: Frontend, body: CompletionBody, size: int) -
                 check_length(frontend, prompt, "prompt")  # before the check of every id
             check_ids(frontend, prompt, "prompt")
             text, ids = await unhurried(size, partial(frontend.decode, prompt)) if body.echo else "", prompt
-        kept = truncated(frontend, body, ids)
+        kept = truncated(frontend, body, ids, body.max_tokens)
         if body.echo and len(kept) < len(ids):
             text = await unhurried(size, partial(frontend.decode, kept))
         prompts.append(Prompt(kept, text if body.echo else ""))
@@ -87,8 +87,8 @@ async def plan_chat(frontend: Frontend, body: ChatBody, size: int) -> Plan:
     tools = body.offered
     arguments = body.template_arguments
     ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools, size)
-    ids = truncated(frontend, body, ids)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    ids = truncated(frontend, body, ids, limit)
     logprobs = body.top_logprobs if body.logprobs else None
     plan = await _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs, size)
     if tools:

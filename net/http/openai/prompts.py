@@ -98,11 +98,11 @@ def too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
     return bad_request(message, param, "context_length_exceeded")
 
 
-def truncated(frontend: Frontend, body: Generation, ids: list[int]) -> list[int]:
-    """The last tokens of a prompt, as many as the client wants; for -1, as many as leave room for the output."""
+def truncated(frontend: Frontend, body: Generation, ids: list[int], max_tokens: int | None) -> list[int]:
+    """The last tokens of a prompt, as many as the client wants; for -1, as many as leave room for `max_tokens`."""
     most = body.truncate_prompt_tokens
     if most is None:
         return ids
     if most == -1:
-        most = max(1, frontend.max_model_len - max(1, body.max_tokens or 1))
+        most = max(1, frontend.max_model_len - max(1, max_tokens or 1))
     return ids[-most:] if most else []

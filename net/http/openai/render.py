@@ -17,7 +17,7 @@ from net.http.openai.logprobs import CompletionLogprobs, finite, prompt_logprobs
 from net.http.openai.plan import Plan
 from net.http.openai.schema import StreamOptions
 from net.http.openai.sse import Event
-from net.http.openai.streams import joined
+from net.http.openai.streams import Received, joined
 from net.http.openai.tools import ToolText
 from net.http.openai.usage import Usage
 
@@ -55,6 +55,7 @@ class Renderer:
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
         self._outputs: list[list[Output]] = [[] for _ in plan.choices]
         self._started: set[int] = set()
+        self._resumed: set[int] = set()  # choices of which the client has a part
         self._shared: dict[tuple[str, int], Rows] = {}
 
     def size_of(self, choice: int, output: Output) -> int:
@@ -67,6 +68,9 @@ class Renderer:
 
     def collect(self, choice: int, output: Output) -> None:
         """Keep an output for `whole`."""
+        if isinstance(output, Received):
+            self._receive(choice, output)
+            return
         if not self._outputs[choice]:
             prompt = self.plan.prompt_of(choice)
             self.size += len(prompt.echo) // VALUE_CHARS + (len(prompt.token_ids) if self.token_ids else 0)
@@ -81,12 +85,20 @@ class Renderer:
 
     def events(self, choice: int, output: Output) -> list[Event]:
         """The event of one output of a stream."""
+        if isinstance(output, Received):
+            self._receive(choice, output)
+            return []
         chunk = self.chunk(choice, output)
         if self._options.continuous_usage_stats:
             chunk["usage"] = self.usage.json()
         elif self._options.include_usage:
             chunk["usage"] = None
         return [("", chunk)]
+
+    def _receive(self, choice: int, output: Output) -> None:
+        """What follows continues this part, which is neither sent nor counted: an open call, a position in the text."""
+        self._chunk_choice(choice, output, True)
+        self._resumed.add(choice)
 
     def last_events(self) -> list[Event]:
         return [("", self.usage_chunk())] if self._options.include_usage else []
@@ -100,6 +112,8 @@ class Renderer:
         first = choice not in self._started
         self._started.add(choice)
         rendered = self._chunk_choice(choice, output, first)
+        if output.finish_reason is not None:
+            rendered["stop_reason"] = output.stop_reason
         if self.token_ids:
             rendered["token_ids"] = output.token_ids
         return self._head | {"object": self.chunk_kind, "choices": [rendered]}
@@ -156,9 +170,10 @@ class CompletionRenderer(Renderer):
         return self._chunk_choice(choice, output, True) | ({} if of_prompt is None else {"prompt_logprobs": of_prompt})
 
     def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
+        begins = first and choice not in self._resumed
         return {
             "index": choice,
-            "text": self.plan.prompt_of(choice).echo + output.text if first else output.text,
+            "text": self.plan.prompt_of(choice).echo + output.text if begins else output.text,
             "logprobs": self._logprobs(choice, output),
             "finish_reason": output.finish_reason,
         }

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from net.http.common.errors import ApiError, from_validation, naming
 from net.http.common.frontend import Frontend, Output
 from net.http.common.pieces import Prepared
+from net.http.common.unknown import ignored_key
 from net.http.openai.blocks import Block, BlockAnswer
 from net.http.openai.plan import Plan, plan_chat
 from net.http.openai.prompts import unhurried
@@ -37,7 +38,7 @@ class Responses:
     async def create(self, request: web.Request) -> web.StreamResponse:
         async def plan(body: ResponsesBody, size: int) -> tuple[Plan, Echo]:
             try:
-                chat = await unhurried(size, body.chat)
+                chat = await unhurried(size, partial(body.chat, request.get(ignored_key)))
             except ValidationError as error:
                 raise from_validation(error) from None
             except ValueError as error:

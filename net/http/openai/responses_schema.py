@@ -71,8 +71,8 @@ class ResponsesBody(Body, BaseModel):
                 raise ValueError(f"{name} is not supported by this server, which keeps no answers; send all as input")
         return body
 
-    def chat(self) -> ChatBody:
-        """The same question as a chat. Raises ValueError naming the field."""
+    def chat(self, ignored: list[str] | None = None) -> ChatBody:
+        """The same question as a chat; `ignored`: as in net/http/common/body.py. Raises ValueError naming the field."""
         messages: list[Json] = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
@@ -84,7 +84,8 @@ class ResponsesBody(Body, BaseModel):
         fields |= {"model": self.model, "temperature": self.temperature, "top_p": self.top_p, "stream": self.stream}
         fields |= {"parallel_tool_calls": self.parallel_tool_calls, "cache_salt": self.cache_salt}
         fields |= {"max_tokens": self.max_output_tokens, "response_format": self._format()}
-        return ChatBody.model_validate(fields)
+        fields |= {"truncate_prompt_tokens": -1 if self.truncation == "auto" else None}
+        return ChatBody.model_validate(fields, context=ignored)
 
     def _choice(self) -> str | Json:
         choice = self.tool_choice

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from net.http.common.errors import naming
-from net.http.common.frontend import Frontend, Output
+from net.http.common.frontend import Choices, Frontend, Output
 from net.http.openai.plan import Plan
 from net.loop.tasks import awaited
 
 Item = tuple[int, Output]
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Output):
+    """The part of an answer that its client has from a lost node. It comes first, with the output after it."""
 
 
 def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
@@ -21,15 +26,20 @@ def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item,
 
     Closing the generator closes every generation. The first error of any choice closes the others and is raised.
     """
-    generations = [_generation(frontend, plan, request_id, choice) for choice in range(len(plan.choices))]
+    choices = Choices()
+    generations = [_generation(frontend, plan, request_id, choice, choices) for choice in range(len(plan.choices))]
     return generations[0] if len(generations) == 1 else _merge(generations)
 
 
-async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Item, None]:
+async def _generation(
+    frontend: Frontend, plan: Plan, request_id: str, choice: int, choices: Choices
+) -> AsyncGenerator[Item, None]:
     """One choice. Raises ApiError 400 if the frontend raises ValueError, RuntimeError for an end without reason."""
     name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
     more: dict[str, Any] = {} if plan.resume_from is None else {"again": True}
-    if plan.session and len(plan.choices) == 1:  # several answers to one prompt are no turns of one conversation
+    if len(plan.choices) > 1:
+        more["choices"] = choices
+    elif plan.session:  # several answers to one prompt are no turns of one conversation
         more["session"] = plan.session
     stream = frontend.generate(
         plan.prompt_of(choice).token_ids,
@@ -40,17 +50,24 @@ async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: i
         **more,
     )
     known = plan.resume_from or 0  # tokens that the client has
+    received: list[Output] = []
     try:
         async with aclosing(stream):
             async for output in stream:
-                known -= len(output.token_ids)
+                if 0 < len(output.token_ids) <= known:
+                    known -= len(output.token_ids)
+                    ended = output.finish_reason is not None
+                    received.append(replace(output, finish_reason=None) if ended else output)
+                    if not ended:
+                        continue
+                    output = replace(output, text="", token_ids=[], logprobs=None)
+                if received:
+                    yield choice, joined(received, Received)
+                    received = []
                 if plan.prompt_only:
                     yield choice, _prompt_alone(output)
                     return
-                if known < 0:
-                    yield choice, output
-                elif output.finish_reason is not None:
-                    yield choice, replace(output, text="", token_ids=[], logprobs=None)
+                yield choice, output
                 if output.finish_reason is not None:
                     return
     except ValueError as error:
@@ -64,11 +81,11 @@ def _prompt_alone(output: Output) -> Output:
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
-def joined(outputs: Sequence[Output]) -> Output:
+def joined(outputs: Sequence[Output], kind: type[Output] = Output) -> Output:
     """All deltas of one choice; counts and reasons of the last output."""
     last = outputs[-1]
     logprobs = [item for output in outputs for item in output.logprobs or ()]
-    return Output(
+    return kind(
         text="".join(output.text for output in outputs),
         token_ids=[token for output in outputs for token in output.token_ids],
         logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,

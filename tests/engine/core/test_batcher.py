@@ -57,6 +57,23 @@ def test_why_a_request_ends(sampling, token, reason):
     assert r.finished == (reason is not None)
 
 
+def test_a_prompt_that_arrives_at_the_context_limit_ends_and_says_so():
+    b = Batcher(BlockPool(16), 4, 4, 64, 10, {EOS})
+    r, shorter = request("a", [1] * 9, max_tokens=50), request("b", [1] * 8, max_tokens=50)
+    assert not b.decodes_on(r) and b.decodes_on(shorter) and b.decodes_on(request("c", [1] * 9, max_tokens=1))
+    b.reserve(0.0, r)
+    assert b.arrived(1.0, r, 33) == "length" and not b.requests and b.pool.usage()["held"] == 0
+    b.reserve(1.0, shorter)
+    assert b.arrived(2.0, shorter, 33) is None and [row.request for row in b.schedule(2.0).rows] == [shorter]
+
+
+def test_the_context_of_a_prefill_node_ends_no_answer_of_a_decode_node():
+    r = request("a", [1] * 9, max_tokens=50)
+    r.handover = True
+    r.token_ids.append(33)
+    assert r.stop_reason({EOS}, 10) == "handover"
+
+
 def test_context_limit_ends_with_length():
     b = batcher(max_len=6)
     r = request("a", [1, 2, 3, 4], max_tokens=100)

@@ -30,6 +30,8 @@ from engine.text.tokenizer import Tokenizer
 from net.bodies import encode
 from net.errors import PeerLost, RemoteError
 from net.http.common.frontend import Overloaded, Unavailable
+from net.http.openai.plan import Plan, Prompt
+from net.http.openai.streams import run
 from net.metrics.events import Metrics
 from sched.placement.choice import Placement, Rejected
 from sched.placement.measured_links import MeasuredLinks
@@ -579,6 +581,41 @@ async def test_a_drain_ends_what_waits(world):
         await work
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("patient", [True, False])
+async def test_a_drain_waits_for_what_is_being_placed_or_adopted(world, monkeypatch, again, patient):
+    """A drain that has no more time ends it as soon as it begins, and no node keeps its work."""
+    asked, go = asyncio.Event(), asyncio.Event()
+    place, adopt = world.nodes.place, world.attempts.adopt
+
+    async def late(*args: Any) -> Any:
+        asked.set()
+        await go.wait()
+        return await (adopt if again else place)(*args)
+
+    monkeypatch.setattr(*((world.attempts, "adopt") if again else (world.nodes, "place")), late)
+    tokens: list[int] = []
+    stream = world.acceptor.generate(list(PROMPT), {"max_tokens": 6}, "r", "standard", "", again=again)
+    work = asyncio.create_task(collect(stream, tokens))
+    await asked.wait()
+    drain = asyncio.create_task(world.acceptor.drain(60.0 if patient else 0.01))
+    if patient:
+        await asyncio.sleep(0.1)
+        assert not drain.done() and world.acceptor.open == 1
+        go.set()
+        await until(lambda: len(world.channel.called) == 2)
+        await tell(world, 0, 0, 10, "stop")
+        assert await work == "stop" and tokens == [10]
+        await drain
+    else:
+        await drain
+        go.set()
+        with pytest.raises(Unavailable, match="shutting down"):
+            await work
+        assert len(world.channel.called) == len(world.channel.aborted)
+    assert world.acceptor.open == 0
+
+
 async def test_the_deadline_ends_the_answer_and_the_work(tokenizer):
     world = made(tokenizer, timeout_s=0.05)
     tokens: list[int] = []
@@ -624,6 +661,67 @@ async def test_a_burst_keeps_those_that_came_first(world):
     world.acceptor.check_room(0)
     await tell(world, 0, 1, 12, "stop")
     assert await task == "stop"
+
+
+def choices_of(world: SimpleNamespace, count: int) -> Any:
+    """One request with so many choices, as the HTTP layer asks for them."""
+    plan = Plan([Prompt(list(PROMPT), "")] * count, 1, [{"max_tokens": 6}] * count, "standard", "")
+
+    def generate(
+        prompt: Any, sampling: Any, *, request_id: str, service_class: str, cache_salt: str, **more: Any
+    ) -> Any:
+        return world.acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, **more)
+
+    return run(SimpleNamespace(generate=generate), plan, "r")
+
+
+async def test_a_request_with_more_choices_than_places_is_served_whole(world, monkeypatch):
+    """Each choice waits for its place at the gate, and for a node if all are full when it is placed."""
+    world.nodes.places, call, place = 3, world.channel.call, world.nodes.place
+
+    async def full_at_times(*args: Any) -> Placed:
+        full_at_times.calls += 1
+        if not full_at_times.calls % 2:
+            raise no_placement(Rejected("queue full", 1.0), [], 0, 0.0)
+        return await place(*args)
+
+    async def answers(peer, kind, body, data=(), timeout_s=10.0):
+        if kind == messages.PREFILL:
+            token = encode_all([(body["request"]["id"], Token(0, 10, finish="stop"))])
+            hear = world.channel.handlers[messages.TOKENS]
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, lambda: loop.create_task(hear("d", token, memoryview(b""))))
+        return await call(peer, kind, body, data, timeout_s)
+
+    full_at_times.calls = 0
+    monkeypatch.setattr(world.nodes, "place", full_at_times)
+    monkeypatch.setattr(world.channel, "call", answers)
+    ended = [choice async for choice, output in choices_of(world, 10) if output.finish_reason == "stop"]
+    assert sorted(ended) == list(range(10)) and world.acceptor.open == 0
+    world.acceptor.check_room(2)
+
+
+@pytest.mark.parametrize("where", ["gate", "nodes"])
+async def test_a_request_of_which_no_choice_finds_room_is_refused_at_once(world, monkeypatch, where):
+    tries, tokens = [], list[int]()
+    if where == "gate":
+        world.nodes.places = 1
+        stranger = asyncio.create_task(collect(ask(world), tokens))
+        await until(lambda: world.nodes.placed)
+
+    async def full(*args: Any) -> Placed:
+        tries.append(args)
+        await asyncio.sleep(0.001)
+        raise no_placement(Rejected("queue full", 1.0), [], 0, 0.0)
+
+    monkeypatch.setattr(world.nodes, "place", full)
+    with pytest.raises(Overloaded):
+        [None async for _ in choices_of(world, 10)]
+    assert len(tries) == (0 if where == "gate" else 10), "each choice asked once"
+    if where == "gate":
+        await tell(world, 0, 0, 10, "stop")
+        assert await stranger == "stop"
+    assert world.acceptor.open == 0
 
 
 NEW = b"n" * 16

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from cache.block import BlockGeometry
-from engine.front.known import Known, Neighbours
+from engine.front.known import CONTEXT_TOKENS, Known, Neighbours
 from sched.gossip.holders import Holders
 from sched.gossip.load_word import DRAINING, READING
 from sched.gossip.record import RECORD, NodeRecord
@@ -106,3 +106,16 @@ def test_the_nodes_of_one_site():
     part.view.charge(world.now, "p2", 5.0)
     assert part.view.work_until[0] - known.view.work_until[known.view.index["p2"]] == 5.0, "no common memory"
     assert known.at_site("c").members == []
+
+
+def test_nodes_with_too_short_a_context_are_left_out_unless_a_role_would_be_missing():
+    short, long = {CONTEXT_TOKENS: 64}, {CONTEXT_TOKENS: 512}
+    me = Member("door", ("127.0.0.1", 1), roles=("prefill",), info=long)
+    mates = [Member("d", ("127.0.0.1", 1), roles=("decode",), info=short), member("e", "decode")]
+    world = World(me, *mates)
+    known = world.known()
+    assert known.continuing(62) is known, "63 tokens and one more"
+    left = known.continuing(63)
+    assert [one.node_id for one in left.members] == left.view.ids == ["door", "e"]
+    assert left.view.decodes.tolist() == [False, True] and len(left.places) == 2
+    assert known.continuing(511) is known, "nobody else prefills"

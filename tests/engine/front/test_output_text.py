@@ -60,3 +60,16 @@ def test_the_stop_may_be_in_the_text(tokenizer):
     assert written(tokenizer, "ab", stop_token_ids=(END,), skip_special_tokens=False, **shown)[0] == "ab<|end|>"
     assert written(tokenizer, "ab", stop_token_ids=(END,), **shown)[0] == "ab", "a control token has no text"
     assert written(tokenizer, "ab", skip_special_tokens=False, **shown)[0] == "ab", "the end of the model is no stop"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, None),
+        ({"stop_token_ids": (END,)}, END),
+        ({"stop_token_ids": (7,)}, None),
+        ({"stop": ("d",), "stop_token_ids": (END,)}, "d"),
+    ],
+)
+def test_the_reason_of_a_stop_is_the_text_or_the_token_that_the_client_named(tokenizer, asked, told):
+    assert written(tokenizer, "abcd", **asked)[1:] == ("stop", told)

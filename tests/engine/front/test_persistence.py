@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.front.persistence import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FUTILE_ATTEMPTS, Persistence
+from net.http.common.frontend import Choices
 
 
 def tries(persistence: Persistence, begin: float) -> list[float]:
@@ -58,3 +59,15 @@ def test_pauses_begin_short_again_after_a_node_took_it():
     assert persistence.pause_s(1.0) == LONGEST_PAUSE_S
     persistence.begun()
     assert persistence.pause_s(1.0) == FIRST_PAUSE_S
+
+
+def test_a_choice_waits_while_its_request_may_begin_and_until_its_deadline_once_it_has():
+    whole = Choices()
+    one, other = (Persistence(0.0, 600.0, 0.0, whole) for _ in range(2))
+    assert one.pause_s(1.0) is None and not one.waits
+    whole.trying = 1
+    assert one.waits and not one.promised and one.pause_s(1.0) is not None
+    whole.trying = 0
+    other.begun()
+    assert one.waits and one.promised and one.pause_s(1.0) is not None
+    assert one.pause_s(600.0) is None

@@ -28,14 +28,12 @@ from tests.engine.handoff.test_service import ROOT, IdleWorker, SlowTransfer, Wi
 PROMPT = [1] * 5
 
 
-async def decoding(
-    count: int, max_tokens: int = 8, logprobs: int | None = None
-) -> tuple[Wires, IdleWorker, EngineService]:
+async def decoding(count: int, max_tokens: int = 8, **logprobs: int) -> tuple[Wires, IdleWorker, EngineService]:
     """A node on which acceptor a's request 'r' has made `count` tokens: 10, 11, ..."""
     channel, worker = Wires("d"), IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 1000, {0}))
     transfer = SlowTransfer()
     service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "d"))
-    request = Request("a/r#5f.0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, logprobs=logprobs), 0.0, ROOT)
+    request = Request("a/r#5f.0", PROMPT, 5, SamplingParams(max_tokens=max_tokens, **logprobs), 0.0, ROOT)
     await channel.handlers[messages.PREFILL]("a", *prefill(request))
     for token in range(10, 10 + count):
         step_of(worker, service, token)
@@ -58,10 +56,10 @@ def tokens_of(updates: list[Any]) -> list[tuple[int, int, str | None]]:
 
 
 async def adopt(
-    channel: Wires, prompt: list[int], request_id: str = "r", max_tokens: int = 8, logprobs: int | None = None
+    channel: Wires, prompt: list[int], request_id: str = "r", max_tokens: int = 8, **logprobs: int
 ) -> tuple[str, list[Any]]:
     """(attempt id, its tokens)."""
-    sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    sampling = SamplingParams(max_tokens=max_tokens, **logprobs)
     body = encode(Adopt(request_id, prompt_digest(ROOT, prompt), sampling))
     answer = decode(Adopted, await channel.handlers[messages.ADOPT]("b", body, memoryview(b"")))
     return answer.attempt_id, [update for _, update in decode_all({"updates": answer.updates})]
@@ -92,11 +90,13 @@ async def test_a_request_that_ended_with_its_acceptor_is_remembered():
     await service.close()
 
 
-async def test_log_probabilities_are_not_kept_so_the_answer_is_computed_again():
-    channel, _, service = await decoding(3, max_tokens=3, logprobs=1)
+@pytest.mark.parametrize("made", [2, 3])
+@pytest.mark.parametrize("which", ["logprobs", "prompt_logprobs"])
+async def test_log_probabilities_are_not_kept_so_the_answer_is_computed_again(which, made):
+    channel, _, service = await decoding(made, max_tokens=3, **{which: 1})
     service.peer_lost("a")
     with pytest.raises(RemoteError):
-        await adopt(channel, PROMPT, max_tokens=3, logprobs=1)
+        await adopt(channel, PROMPT, max_tokens=3, **{which: 1})
     await service.close()
 
 

@@ -97,3 +97,16 @@ async def test_an_interactive_reservation_gets_the_blocks_of_a_batch_stream():
     async with asyncio.timeout(10):
         await node.tasks[0]
     await node.end("chat")
+
+
+async def test_a_request_that_can_have_no_token_here_is_not_taken_over():
+    """The prefill node tells its acceptor, which would wait for that token until the deadline."""
+    node = Node(num_blocks=16)
+    one = node.ask(request("long", blocks=15))  # 60 tokens
+    await asyncio.sleep(0)
+    assert node.got == ["long"]
+    node.worker.batcher.max_model_len = 61
+    with pytest.raises(RemoteError, match="before a token: length"):
+        node.incoming.arrive("long", 5)
+    assert one.finished and not node.worker.batcher.requests
+    assert node.worker.batcher.pool.references() == {"request": 0, "transfer": 0}

@@ -24,6 +24,7 @@ from engine.handoff.updates import Token, decode_all
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
 from net.bodies import answered, encode
+from net.errors import RemoteError
 from net.metrics.events import Metrics
 from sched.gossip.state import NodeRecord
 from sched.rejection import OutputLengths, Rejection
@@ -156,6 +157,32 @@ async def test_tokens_of_one_step_are_numbered_and_only_the_last_one_ends_the_re
     assert second == Token(1, 6)
     assert (last.index, last.token_id, last.finish) == (2, 7, "length") and last.report is not None
     assert service.held()["acceptors"] == 0
+    await service.close()
+
+
+async def test_a_node_refuses_a_prompt_that_fills_its_context():
+    channel, transfer = Wires("n"), SlowTransfer()
+    transfer.epoch_of = lambda node: ""
+    worker = IdleWorker(Batcher(BlockPool(16), 4, 4, 64, 10, {0}))
+    service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "n"))
+
+    def request(tokens: int, max_tokens: int) -> Request:
+        name = f"{tokens} {max_tokens}"
+        return Request(name, [1] * tokens, tokens, SamplingParams(max_tokens=max_tokens), 0.0, ROOT)
+
+    async def reserve(one: Request) -> None:
+        wire, data = pack_request(one)
+        await channel.handlers[messages.RESERVE]("a", encode(Reserve(wire, ["p"])), memoryview(data[0]))
+
+    with pytest.raises(RemoteError, match="n takes 10 tokens, the request has 9") as refused:
+        await reserve(request(9, 5))
+    assert refused.value.code == "too_long"
+    await reserve(request(9, 1))  # the prefill node makes its only token
+    await reserve(request(8, 5))
+    with pytest.raises(RemoteError, match="n takes 10 tokens, the request has 11"):
+        await channel.handlers[messages.PREFILL]("a", *prefill(request(11, 5)))
+    await channel.handlers[messages.PREFILL]("a", *prefill(request(10, 5)))
+    assert list(worker.batcher.requests) == ["9 1", "8 5", "10 5"]
     await service.close()
 
 

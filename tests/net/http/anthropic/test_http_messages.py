@@ -14,6 +14,7 @@ from tests.net.fake_frontend import FakeFrontend, serving
 TOOL = {"name": "weather", "description": "?", "input_schema": {"type": "object"}}
 CALL = BEGIN + '\n{"name": "weather", "arguments": {"city": "Oslo"}}\n' + END
 USER = [{"role": "user", "content": "hi"}]
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
 
 
 @pytest.fixture
@@ -142,6 +143,8 @@ async def test_tokens_are_counted_without_an_answer(api, frontend):
         ({"messages": [*USER, {"role": "assistant", "content": "I"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [RESULT | {"content": 5}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [RESULT | {"content": {"text": "rain"}}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, *USER]}, "messages"),
         ({"system": [{"type": "image"}]}, "system"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),

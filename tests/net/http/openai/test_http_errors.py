@@ -250,6 +250,10 @@ async def test_a_prompt_may_be_truncated():
         truncated = chat(messages=[{"role": "user", "content": "abcdef"}], truncate_prompt_tokens=2)
         async with session.post(CHAT, data=truncated, headers=JSON) as response:
             assert response.status == 200 and bytes(frontend.calls[-1]["prompt"]) == b"ef"
+        long = {"messages": [{"role": "user", "content": "a" * 5000}], "truncate_prompt_tokens": -1}
+        for limit in ("max_tokens", "max_completion_tokens"):
+            async with session.post(CHAT, json={**long, limit: 500}) as response:
+                assert response.status == 200 and bytes(frontend.calls[-1]["prompt"]) == b"a" * 1500
         async with session.post(COMPLETIONS, data=completion(truncate_prompt_tokens=0), headers=JSON) as response:
             assert (response.status, (await response.json())["error"]["param"]) == (400, "prompt")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
 
+from net.http.openai.tools import BEGIN, END
 from tests.net.fake_frontend import FakeFrontend, serving
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -212,7 +214,56 @@ async def test_a_client_that_comes_back_gets_what_it_does_not_have(client, front
     assert all(call["again"] and call["request_id"] == "mine" for call in frontend.calls)
 
 
+def resumed(received: int) -> dict[str, str]:
+    return {"X-Request-Id": "mine", "X-Resume-From": str(received)}
+
+
+@pytest.mark.parametrize("received", [0, 1, 4, 5])
+async def test_a_text_that_begins_with_the_prompt_goes_on_where_it_broke(client, received):
+    body = {"model": "fake", "prompt": "héé", "max_tokens": 6, "echo": True, "logprobs": 0, "stream": True}
+    whole = [chunk async for chunk in await client.completions.create(**body)]
+    rest = [chunk async for chunk in await client.completions.create(**body, extra_headers=resumed(received))]
+    shown, later = ([(c.choices[0].text, c.choices[0].logprobs) for c in chunks] for chunks in (whole, rest))
+    assert later == shown[received:] and len(later) == 6 - received
+    answer = await client.completions.create(**body | {"stream": False}, extra_headers=resumed(received))
+    assert answer.choices[0].text == "".join(text for text, _ in later)
+    assert answer.usage.completion_tokens == 6 - received
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = BEGIN + '{"name": "weather", "arguments": {}}' + END
+
+
+@pytest.mark.parametrize("received", [0, 3, 20, len(CALL) + 2, len(CALL) + 20, 2 * len(CALL)])
+async def test_a_call_that_broke_off_is_a_call(client, received):
+    """Two calls with a text between them; the first ones of the client's tokens are those of a call."""
+    said = CALL + "and" + CALL
+    body = {"model": "fake", "messages": [{"role": "user", "content": said}], "max_tokens": len(said), "tools": [TOOL]}
+
+    async def streamed(**more: Any) -> list[tuple[str, list[tuple[int, str]]]]:
+        stream = await client.chat.completions.create(**body, stream=True, **more)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        calls = [[(call.index, call.function.name) for call in delta.tool_calls or ()] for delta in deltas]
+        return [(delta.content or "", called) for delta, called in zip(deltas, calls, strict=True)]
+
+    whole = await streamed()
+    assert sum(len(calls) for _, calls in whole) == 2
+    assert await streamed(extra_headers=resumed(received)) == whole[received:]
+    answer = await client.chat.completions.create(**body, extra_headers=resumed(received))
+    assert len(answer.choices[0].message.tool_calls or ()) == sum(len(calls) for _, calls in whole[received:])
+
+
 @pytest.mark.parametrize("headers", [{"X-Request-Id": "mine", "X-Resume-From": "x"}, {"X-Resume-From": "3"}])
 async def test_coming_back_needs_the_id_and_a_number(client, headers):
     with pytest.raises(openai.BadRequestError, match="X-Resume-From"):
         await client.completions.create(model="fake", prompt="ab", extra_headers=headers)
+
+
+@pytest.mark.parametrize("stop", ["lo", None])
+async def test_the_last_chunk_says_what_stopped_the_answer(client, stop):
+    asked = {"model": "fake", "max_tokens": 5, "stop": stop, "stream": True}
+    chat = [chunk.choices[0] async for chunk in await client.chat.completions.create(messages=CHAT, **asked)]
+    text = [chunk.choices[0] async for chunk in await client.completions.create(prompt="hello", **asked)]
+    for chunks in (chat, text):
+        assert chunks[-1].finish_reason == ("stop" if stop else "length") and chunks[-1].stop_reason == stop
+        assert not any(hasattr(chunk, "stop_reason") for chunk in chunks[:-1])

@@ -87,6 +87,14 @@ async def test_a_schema_is_a_grammar(client, frontend):
     assert answer.text.format.schema_ == {"type": "object"}
 
 
+async def test_a_long_conversation_is_truncated_if_its_client_wants_that(client, frontend):
+    asked = {"model": "fake", "input": "b" * 1500 + "a" * 1500, "max_output_tokens": 500}
+    answer = await client.responses.create(**asked, truncation="auto")
+    assert bytes(frontend.calls[0]["prompt"]) == b"a" * 1500 and answer.truncation == "auto"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        await client.responses.create(**asked)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -112,6 +112,36 @@ async def test_unique_items_of_a_forced_tool_are_ignored_and_the_template_sees_t
     assert '"items":{"type":"string"}' in grammar and "uniqueItems" not in grammar
 
 
+FORCED = {
+    "/v1/responses": {
+        "input": "?",
+        "tools": [{"type": "function", "name": "f", "parameters": SET}],
+        "tool_choice": {"type": "function", "name": "f"},
+    },
+    "/v1/messages": {
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": [{"name": "f", "input_schema": SET}],
+        "tool_choice": {"type": "tool", "name": "f"},
+    },
+}
+FORM = {"input": "?", "text": {"format": {"type": "json_schema", "name": "x", "schema": SET}}}
+
+
+@pytest.mark.parametrize(("route", "body"), [*FORCED.items(), ("/v1/responses", FORM)])
+@pytest.mark.parametrize("ignored", [True, False])
+async def test_the_other_routes_treat_unique_items_like_chats(route, body, ignored):
+    frontend = FakeFrontend()
+    async with (
+        serving(frontend, ignore_unknown=ignored) as url,
+        aiohttp.ClientSession(url) as session,
+        session.post(route, json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        assert response.headers.get("X-Ignored-Fields") == ("uniqueItems" if ignored else None)
+    assert ("uniqueItems" in frontend.calls[-1]["sampling"]["grammar"]) != ignored
+
+
 async def test_where_unknown_fields_are_refused_a_demand_for_unique_items_reaches_the_grammar_and_no_demand_does_not():
     frontend = FakeFrontend()
     async with serving(frontend, ignore_unknown=False) as url, aiohttp.ClientSession(url) as session:
