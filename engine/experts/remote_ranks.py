@@ -315,9 +315,10 @@ class RemoteRanks:
         earlier connection, also if this host has not noticed: it is asked to come again, when it has."""
         plan = self._first.plan
         with self._lock:
-            for guest in self._guests.values():
-                if guest.instance == joining.instance:
+            if before := [guest for guest in self._guests.values() if guest.instance == joining.instance]:
+                for guest in before:
                     guest.wire.end()
+                return None
             free = [rank for rank in range(plan.local, plan.ranks) if rank not in self._guests]
             if joining.shared and joining.rank in self._guests:
                 self._end_hung(self._guests[joining.rank])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,14 +68,17 @@ class Spool:
         self._drop(0, 0)
 
     def read(self, extent: Extent, into: memoryview) -> None:
-        """Fill the beginning of `into`, memory from a page on, with the extent. Raises OSError."""
+        """Fill the beginning of `into`, memory from a page on, with the extent. Raises OSError, when no part of it is
+        being read any more: the memory may be used again."""
 
         def one(at: int) -> None:
             count = min(PIECE_BYTES, extent.nbytes - at)
             self._file.read(extent.begin + at, count, into[at : at + count])
 
-        for _ in self._helpers.map(one, range(0, extent.nbytes, PIECE_BYTES)):
-            pass
+        pieces = [self._helpers.submit(one, at) for at in range(0, extent.nbytes, PIECE_BYTES)]
+        wait(pieces)
+        for piece in pieces:
+            piece.result()
         if not self.direct:
             self._drop(extent.begin, extent.nbytes)
 

@@ -286,6 +286,27 @@ def test_ranks_that_may_be_added_get_processes_after_all_others():
         bell.close()
 
 
+def test_a_process_that_is_back_before_its_end_was_noticed_gets_its_own_place():
+    """And not another one that is free: its experts would have nobody."""
+    bell = new_bell("bell")
+    plan = replace(plan_of(1, 4, 2, 1, remote=1), ranks=3, remote=2, added=1)
+    first = Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1))
+    config = Config(model="m", host="127.0.0.1", expert_parallel_size=2, expert_remote_ranks=1)
+    source: Any = SimpleNamespace(fingerprint="a model")
+    made = RemoteRanks(config, Sources(plan, source), {}, first, bell, open_expert_door(config))
+    ended: list[str] = []
+    wires: Any = [SimpleNamespace(end=lambda name=name: ended.append(name)) for name in ("old", "new")]
+    try:
+        assert made._take_place(wires[0], Joining(VERSION, "a"), "10.0.0.2") == 1
+        assert made._take_place(wires[1], Joining(VERSION, "a", rank=1), "10.0.0.2") is None and ended == ["old"]
+        made._guests.clear()
+        assert made._take_place(wires[1], Joining(VERSION, "a", rank=1), "10.0.0.2") == 1
+        made._guests.clear()
+    finally:
+        made.close()
+        bell.close()
+
+
 def test_a_share_is_kept_if_the_same_experts_are_asked_for(monkeypatch):
     """Other ranks may have come and gone since it was filled."""
     filled: list[int] = []

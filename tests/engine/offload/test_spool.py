@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +106,26 @@ def test_the_kind_of_a_file_system(tmp_path):
         assert file_system(tmp_path / "not" / "there", mounts) == kind
     assert file_system(tmp_path, tmp_path / "no such file") == ""
     assert file_system(Path("/proc")) not in IN_MEMORY
+
+
+def test_after_a_failed_read_nothing_writes_into_its_memory_any_more(spool, monkeypatch):
+    """One piece fails while another is still being read: the caller may read something else into the memory."""
+    (part,) = parts_of(3 * PIECE_BYTES)
+    extent = spool.append([part.data])
+    failed, read = threading.Event(), spool._file.read
+
+    def broken(offset, count, into):
+        if offset == extent.begin:
+            failed.set()
+            raise OSError(errno.EIO, "broken")
+        assert failed.wait(60)
+        time.sleep(0.1)
+        read(offset, count, into)
+
+    monkeypatch.setattr(spool._file, "read", broken)
+    into = memory(extent.nbytes)
+    with pytest.raises(OSError, match="broken"):
+        spool.read(extent, into.data)
+    into[:] = 0
+    time.sleep(0.3)
+    assert not into.any()
