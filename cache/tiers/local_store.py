@@ -269,9 +269,18 @@ class LocalStore:
             self._kept.keep(key)
         return entered
 
-    def _displace(self, key: BlockKey) -> bool:
-        """Remove the block before another content replaces it; returns whether it was kept. One thread works on the SSD
-        in order, so the removal there precedes the new write."""
+    def enter_lent(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int) -> bool:
+        """The same for a lent slot (Reservations.enter_lent)."""
+        entered, keep = self.reservations.enter_lent(key, slot, block_checksum, nbytes)
+        if keep:
+            self._kept.keep(key)
+        return entered
+
+    def _displace(self, key: BlockKey, unless: Content | None) -> bool:
+        """Remove the block before another content replaces it, unless its content is that one; returns whether it was
+        kept. One thread works on the SSD in order, so the removal there precedes the new write."""
+        if unless is not None and self.content(key) in (None, unless):
+            return False
         kept = key in self._kept
         self._out_of_dram(key)
         if self.ssd is not None:
