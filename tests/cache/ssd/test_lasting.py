@@ -184,8 +184,10 @@ async def test_values_of_programs_are_of_the_class_objects(tmp_path):
     async with cluster_of("a", message_call_bytes=1 << 20) as cluster:
         a = cluster.stores["a"]
         await a.put(key_of(1), b"value")
+        await put_blocks(a, [2])
         await Objects(a).put("objects/x", bytes(9000))
         assert {a.local.facts(key) for key in list(a.local.keys())} == {OBJECTS}
+        assert await a.local.clear() == 0, "KV only"
 
 
 # --- pins
