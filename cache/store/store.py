@@ -206,9 +206,9 @@ class Store:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many are new. `nbytes`: of
         each block, if it does not fill its slot. A block that no home accepts is skipped. With `facts`, one per block,
         the blocks are KV, whose keys identify their content: homes need not agree on it, and may refuse a block to keep
-        others (--cache-admission). Without, they are values of a program, like those of `put`. `durable`, `pin`: see `put_many`. `ttl_s`: they are copies of blocks of another site
-        (cache/sites/copies.py). Raises ValueError for offsets outside the region; with those two also NoRoom,
-        NotDurable."""
+        others (--cache-admission). Without, they are values of a program, like those of `put`. `durable`, `pin`: see
+        `put_many`. `ttl_s`: they are copies of blocks of another site (cache/sites/copies.py). Raises ValueError for
+        offsets outside the region; with those two also NoRoom, NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)

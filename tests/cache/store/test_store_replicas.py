@@ -125,6 +125,28 @@ async def test_a_full_home_passes_on_and_gets_its_blocks_back(way):
         assert sum("s" in holders(cluster, i) for i in numbers) == 2, "as many as it can hold"
 
 
+async def test_blocks_that_a_home_has_passed_on_are_not_pinned_together():
+    """It leases those that it has, and says where the others may be: not in one of its slots."""
+    async with cluster_of("a", "b") as cluster:
+        small = await cluster.add("s", slots=2, deadlines=SOON)
+        a = cluster.stores["a"]
+        here, *passed_on = of_home(cluster, "s", 3)
+        assert await put(a, [here]) == 1
+        blocker = small.local.reservations.reserve(key_of(10**6))
+        (pin,) = await small.local.pinning.pin_each([key_of(here)])
+        assert await put(a, passed_on) == 2
+        small.local.pinning.unpin([pin.slot])
+        for numbers in ([here, *passed_on], passed_on):
+            keys = [key_of(i) for i in numbers]
+            assert await a.lookup(keys) == len(keys)
+            async with a.pinned(keys) as pinned:
+                assert pinned is None
+            assert (await get(a, numbers)).blocks == len(keys)
+        async with a.pinned([key_of(here)]) as pinned:
+            assert pinned.sources == {"s": 1}
+        small.local.reservations.abandon(blocker)
+
+
 async def test_a_newcomer_gets_its_share_while_reads_go_on(way):
     async with cluster_of("a", "b", **way) as cluster:
         a = cluster.stores["a"]
