@@ -55,6 +55,13 @@ class SsdIndex:
             if key in self.entries:
                 self._policy.touched(key)
 
+    def was_read(self, key: BlockKey) -> None:
+        """A read succeeded: a use, and earlier failures were temporary."""
+        with self._lock:
+            self._unread.pop(key, None)
+            if key in self.entries:
+                self._policy.touched(key)
+
     # --- blocks that come
 
     def adopt(self, found: Sequence[Found], doomed: Sequence[Found]) -> None:
@@ -190,10 +197,15 @@ class SsdIndex:
         """A read failed, after `reads` successful reads of the tier. Drops the block and returns True if others were
         read since its last failure, so that it is the block that is damaged."""
         with self._lock:
-            if self._unread.setdefault(key, reads) >= reads or self.entries.get(key) is not entry:
+            if self.entries.get(key) is not entry or self._unread.setdefault(key, reads) >= reads:
                 return False
             self._drop(key)
             return True
+
+    def unread_key(self) -> BlockKey | None:
+        """A block whose last read failed."""
+        with self._lock:
+            return next(iter(self._unread), None)
 
     def any_key(self) -> BlockKey | None:
         """A block to try a read with; rather one whose last read did not fail."""
