@@ -44,6 +44,7 @@ __all__ = ["LocalStore", "NoSpace", "Pin", "QuotaReached"]
 T = TypeVar("T")
 
 BATCH_BYTES = 16 << 20  # maximum bytes per write to SSD; slots become free after each
+ERASE_WAIT_S = 1.0  # a removal waits this long for the disk
 CLEAR_BATCH = 512  # blocks removed in one turn of the event loop
 NEARLY_FULL = 0.95
 PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
@@ -285,8 +286,13 @@ class LocalStore:
         self._out_of_dram(key)
         if self.ssd is not None:
             self.ssd.forget([key])
-            asyncio.get_running_loop().run_in_executor(self._executor, self.ssd.erase_forgotten, [key])
+            self._erase(self.ssd, [key])
         return kept
+
+    def _erase(self, ssd: SsdTier, keys: Sequence[BlockKey]) -> asyncio.Future[None]:
+        """Erase forgotten blocks, after the running writes. To be waited for, not awaited: if it were cancelled, these
+        keys would stay forgotten."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, ssd.erase_forgotten, keys)
 
     def _out_of_dram(self, key: BlockKey) -> None:
         self._kept.lost(key)
@@ -312,16 +318,19 @@ class LocalStore:
             self._pool.hold([slot])
         return slot
 
-    async def remove(self, keys: Sequence[BlockKey]) -> int:
-        """Remove `keys` from all tiers; once this returns, also for the time after a restart. Running reads continue.
-        Returns the number of removed blocks."""
+    async def remove(self, keys: Sequence[BlockKey], patience_s: float = ERASE_WAIT_S) -> int:
+        """Remove `keys` from all tiers. Running reads continue. Once this returns, the blocks are also erased on disk,
+        so that a restart does not find them, unless the disk took longer than `patience_s` or hangs: then they are
+        erased when it answers. Returns the number of removed blocks."""
         here = [key for key in dict.fromkeys(keys) if self._is_anywhere(key)]
         for key in here:
             self._out_of_dram(key)
         ssd = self.ssd
         if ssd is not None and here:
             ssd.forget(here)
-            await self._blocking(lambda: ssd.erase_forgotten(here))  # after the running writes
+            erased = self._erase(ssd, here)
+            if not ssd.health.writes_stalled:
+                await asyncio.wait([erased], timeout=patience_s)
         return len(here)
 
     async def clear(self) -> int:

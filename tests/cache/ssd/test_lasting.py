@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import random
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,7 +13,7 @@ from cache.arena import Arena, checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.pool.policies import choose
 from cache.pool.policy import OBJECTS, PLAIN, Facts
-from cache.results import NoRoom, NotDurable
+from cache.results import NoRoom, NotDurable, Unreachable
 from cache.ssd import New, SsdError, SsdTier, backends, note, tier
 from cache.store.objects import Manifest, Objects, chunk_keys, digest, manifest_key
 from cache.tiers.local_store import LocalStore, NoSpace
@@ -385,6 +386,62 @@ async def test_a_replacement_that_fails_at_the_name_leaves_the_old_object(tmp_pa
         assert await Objects(a).put(name, new, replace=True, durable=True)
         assert await Objects(a).get(name) == new
         assert not any(store.local.contains(*parts(name, old)) for store in (a, b))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_replacement_whose_home_does_not_answer_leaves_the_old_object(monkeypatch, stored):
+    """The client skips that home for a while, and the home may have stored the new manifest all the same."""
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home")
+        old, new, name = block_of(1) * 2, block_of(2) * 2, "objects/x"
+        await Objects(client).put(name, old)
+        put = client.put
+
+        async def unanswered(key, value, **options):
+            monkeypatch.setattr(client, "put", put)
+            if stored:
+                assert await put(key, value, **options)
+            client._calls._shun("home")
+            raise Unreachable("no answer")
+
+        monkeypatch.setattr(client, "put", unanswered)
+        with pytest.raises(Unreachable):
+            await Objects(client).put(name, new, replace=True)
+        assert await Objects(client).get(name) == old
+        assert len(home.local.keys()) == 3
+
+
+async def test_a_removal_does_not_wait_for_a_disk_that_hangs(tmp_path, backend, monkeypatch):
+    """The client took its home for lost, skipped it, and lost an object that it wanted to replace."""
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home", directory=tmp_path, backend=backend)
+        old, new, name = block_of(1) * 2, block_of(2) * 2, "objects/x"
+        await client.put_many([(key_of(i), b"value") for i in range(3)])
+        await Objects(client).put(name, old)
+        await client.flush()
+        disk, medium = threading.Event(), home.local.ssd._medium
+        for what, work in (("write", medium.write), ("erase", medium.erase)):
+
+            def hang(*rows, work=work):
+                disk.wait(60)
+                return work(*rows)
+
+            monkeypatch.setattr(medium, what, hang)
+        try:
+            assert await client.remove_many([key_of(0), key_of(1)]) == 2
+            assert await client.put(key_of(1), b"again")
+            assert await client.get_many([key_of(i) for i in range(3)]) == [None, b"again", b"value"]
+            assert await Objects(client).put(name, new, replace=True)
+            assert await Objects(client).get(name) == new
+            assert client.stats()["home_failures"] == 0
+        finally:
+            disk.set()
+        await client.flush()
+        await home.close()
+        cluster.members.clear()
+        await cluster.add("home", directory=tmp_path, backend=backend)
+        assert await client.get_many([key_of(i) for i in range(3)]) == [None, b"again", b"value"]
+        assert await Objects(client).get(name) == new
 
 
 # --- renewals
