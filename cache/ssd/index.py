@@ -39,6 +39,11 @@ class SsdIndex:
         """Whether the block is here, and no sync has failed since its write."""
         return key in self.entries and key not in self._doubtful
 
+    def doubtful_keys(self) -> list[BlockKey]:
+        """The blocks here that were written before a sync that failed."""
+        with self._lock:
+            return list(self._doubtful)
+
     def keys(self) -> list[BlockKey]:
         """All blocks, in no order."""
         with self._lock:

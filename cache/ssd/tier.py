@@ -99,6 +99,10 @@ class SsdTier:
         """Whether the block is here, and no sync has failed since its write."""
         return self._index.is_durable(key)
 
+    def doubtful_keys(self) -> list[BlockKey]:
+        """The blocks here that were written before a sync that failed, and must be written again to be safe."""
+        return self._index.doubtful_keys()
+
     def all_keys(self) -> list[BlockKey]:
         """All blocks here, in no order."""
         return self._index.keys()

@@ -374,24 +374,45 @@ class LocalStore:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         await self.reservations.settled(keys, timeout_s)  # another writer may be writing one
-        self._behind.want([key for key in keys if not self.ssd.is_durable(key)])
+        unsafe = [key for key in keys if not self.ssd.is_durable(key)]
+        self._behind.want(unsafe)
+        below = [key for key in unsafe if self._pool.lookup(key) is None and self.ssd.contains(key)]
+        await self._write_again(self.ssd, self._behind, below, deadline)
         await self._behind.through(keys, deadline - now())
         synced = await self._syncs.synced(max(0.0, deadline - now()))
         return [synced and self.ssd.is_durable(key) for key in keys]
 
+    async def _write_again(self, ssd: SsdTier, behind: WriteBehind, keys: Sequence[BlockKey], deadline: float) -> None:
+        """Read blocks that are only on SSD, and queue them to be written there again, because a sync after their write
+        has failed."""
+        now, most = asyncio.get_running_loop().time, max(1, BATCH_BYTES // ssd.slot_bytes)
+        while keys and now() < deadline:
+            pins = await self.pinning.pin_each(keys[:most])
+            if not pins and await self.wait_for_room(deadline - now(), ssd.facts(keys[0])):
+                pins = await self.pinning.pin_each(keys[:most])
+            if not pins:
+                return
+            here = [(key, pin.slot) for key, pin in zip(keys, pins, strict=False) if pin is not None]
+            behind.want(key for key, _ in here)
+            self.pinning.unpin([slot for _, slot in here])
+            keys = keys[len(pins) :]
+
     async def flush(self, timeout_s: float = float("inf")) -> None:
         """Wait until all committed blocks are synced to SSD. Without an SSD tier this does nothing. Raises SsdError if
         the disk is too slow or fails."""
-        if self._behind is None:
+        if self._behind is None or self.ssd is None or self._syncs is None:
             return
-        pending = self._behind.pending()
-        there = [key for key in pending if self._pool.lookup(key) is not None]
+        pending = [key for key in self._behind.pending() if self._pool.lookup(key) is not None]
+        doubtful, damaged = self.ssd.doubtful_keys(), self.ssd.stats()["corrupt"]
+        there = list(dict.fromkeys(pending + doubtful))
         good = await self.make_durable(there, min(timeout_s, 1e9))
-        synced = bool(there) or (self._syncs is not None and await self._syncs.synced(min(timeout_s, 1e9)))
-        gone = [key for key, durable in zip(there, good, strict=True) if not durable and self._is_anywhere(key)]
-        if gone or not synced:
-            why = self.trouble or "the disk does not answer"
-            raise SsdError(f"{len(gone)} blocks are not safe on SSD: {why}; look at the disk of --ssd-path")
+        synced = bool(there) or await self._syncs.synced(min(timeout_s, 1e9))
+        gone = {key for key, durable in zip(there, good, strict=True) if not durable and self._is_anywhere(key)}
+        gone.update(self.ssd.doubtful_keys())  # a sync in the background has failed meanwhile
+        lost = self.ssd.stats()["corrupt"] - damaged if doubtful else 0
+        if gone or lost or not synced:
+            why = self.trouble or ("some were damaged" if lost else "the disk does not answer")
+            raise SsdError(f"{len(gone) + lost} blocks are not safe on SSD: {why}; look at the disk of --ssd-path")
 
     def keep(self, keys: Sequence[BlockKey]) -> list[bool | None]:
         """Keep these blocks. Returns True for each kept block, False beyond the limit, None if the block is not

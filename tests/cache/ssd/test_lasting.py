@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -262,9 +263,9 @@ async def test_a_durable_put_is_synced_before_it_is_acknowledged(tmp_path, backe
         assert await Objects(client).put("objects/x", bytes(5 * SLOT), durable=True)
         manifest = await Objects(client).info("objects/x")
         assert {manifest_key("objects/x"), *chunk_keys("objects/x", manifest, 0, 5)} <= synced[-1]
-        count = len(synced)
+        so_far = len(synced)
         await asyncio.gather(*(client.put(key_of(i), b"value", durable=True) for i in range(100, 150)))
-        assert len(synced) - count < 50, "they share syncs"
+        assert len(synced) - so_far < 50, "they share syncs"
         assert await client.put(key_of(1), b"value", durable=True) is False
 
 
@@ -315,6 +316,69 @@ async def test_what_was_written_before_a_sync_that_failed_is_not_called_durable(
         writes = store.stats()["ssd"]["writes"]
         assert await store.make_durable([key_of(1)], 20) == [True]
         assert store.stats()["ssd"]["writes"] == writes + 1
+
+
+@pytest.mark.parametrize("tier_now", ["dram", "ssd"])
+async def test_what_was_written_before_a_sync_in_the_background_that_failed_is_written_again(
+    tmp_path, backend, monkeypatch, tier_now
+):
+    """`flush` considered only what the disk had not taken, and no durable put of the value succeeded once it had left
+    DRAM."""
+    monkeypatch.setattr(tier, "TEND_S", 0.01)
+    async with cluster_of() as cluster:
+        a = await cluster.add("a", slots=8, directory=tmp_path, backend=backend)
+        ssd, numbers, others = a.local.ssd, range(1, 4), count(100)
+
+        async def doubtful():
+            with monkeypatch.context() as patch:
+                patch.setattr(ssd._medium, "sync", broken)
+                await a.put_many([(key_of(i), b"value %d" % i) for i in numbers])
+                await a.local.drain()
+                assert not ssd.sync()
+            if tier_now == "ssd":
+                for _ in range(10):
+                    await a.put(key_of(next(others)), b"other")
+                    await a.local.drain()
+            assert [a.local.contains(key_of(i)) for i in numbers] == [tier_now] * 3
+            await until(lambda: not ssd.health.trouble)
+            assert not any(ssd.is_durable(key_of(i)) for i in numbers)
+
+        await doubtful()
+        await a.flush()
+        assert all(ssd.is_durable(key_of(i)) for i in numbers)
+        assert await a.get_many([key_of(i) for i in numbers]) == [b"value %d" % i for i in numbers]
+        await a.remove_many([key_of(i) for i in numbers])
+        await doubtful()
+        assert not await a.put(key_of(2), b"value 2", durable=True)
+        if tier_now == "ssd":
+            with monkeypatch.context() as patch:
+                patch.setattr(ssd._medium, "read", broken)
+                with pytest.raises(NotDurable, match="2 blocks are not safe"):
+                    await a.flush()
+            await until(lambda: ssd.readable)
+        await a.flush()
+        assert ssd.doubtful_keys() == []
+
+
+async def test_a_block_that_the_kernel_dropped_after_a_failed_sync_is_said(tmp_path, backend, monkeypatch):
+    async with local(tmp_path, backend, slots=4) as store:
+        await put_when_room(store, 1)
+        await store.drain()
+        with monkeypatch.context() as patch:
+            patch.setattr(store.ssd._medium, "sync", broken)
+            assert not store.ssd.sync()
+        for i in range(100, 105):
+            await put_when_room(store, i)
+            await store.drain()
+        real = store.ssd._medium.read
+
+        def old(entry, into):
+            real(entry, into)
+            into[0] ^= 1
+
+        monkeypatch.setattr(store.ssd._medium, "read", old)
+        with pytest.raises(SsdError, match="1 blocks are not safe on SSD"):
+            await store.flush()
 
 
 # --- room
