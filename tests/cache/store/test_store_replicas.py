@@ -1,6 +1,9 @@
 """Replicas, fail-over, hand-off, repair and removal, on the in-memory network of fakes.py."""
 
 import asyncio
+import errno
+import os
+from contextlib import suppress
 
 import pytest
 
@@ -8,6 +11,9 @@ from cache.arena import checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import NoRoom, Unreachable
+from cache.ssd import tier
+from cache.store import keeper
+from cache.tiers.local_store import NoSpace
 from net.errors import RemoteError
 from net.transfer.engine import BULK, REPAIR
 from tests.cache.pooled import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
@@ -163,6 +169,63 @@ async def test_a_newcomer_gets_its_share_while_reads_go_on(way):
         assert (await get(a, mine)).sources == {"c": len(mine)}
         moved = sum(cluster.stores[n].stats()["repair"]["moved"] for n in "ab")
         assert moved == len(mine), "nothing else moves"
+
+
+def broken(*_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def take_all_slots(store):
+    """Returns a function that gives them back."""
+    reservations, taken = store.local.reservations, []
+    with suppress(NoSpace):
+        while True:
+            taken.append(reservations.lend())
+    return lambda: [reservations.take_back(slot) for slot in taken]
+
+
+@pytest.mark.parametrize("trouble", ["no slot here", "no read here", "no room there"])
+async def test_what_cannot_move_to_a_newcomer_now_moves_later(tmp_path, monkeypatch, trouble):
+    """It was offered once, and then only after the next change of members."""
+    monkeypatch.setattr(keeper, "RETRY_S", 0.05)
+    monkeypatch.setattr(tier, "TEND_S", 0.05)
+    deadlines = Deadlines(room_s=0.05)
+    async with cluster_of() as cluster:
+        a = await cluster.add("a", slots=8, directory=tmp_path, deadlines=deadlines)
+        for i in range(30):
+            await a.put(key_of(i), block_of(i))
+            await a.local.drain()
+        a.keeper.start()
+        await until(lambda: a.keeper._before)
+        end = None
+        with monkeypatch.context() as patch:
+            if trouble == "no read here":
+                patch.setattr(a.local.ssd._medium, "read", broken)
+            elif trouble == "no slot here":
+                end = take_all_slots(a)
+            b = await cluster.add("b", deadlines=deadlines)
+            if trouble == "no room there":
+                end = take_all_slots(b)
+            await until(lambda: "b" in a.keeper._rest_until)
+        if end is not None:
+            end()
+        theirs = [i for i in range(30) if home_of(cluster, i) == "b"]
+        await until(lambda: all("b" in holders(cluster, i) for i in theirs))
+        await until(lambda: not a.keeper.stats()["owed"])
+
+
+async def test_a_leaving_node_tries_again_while_there_is_no_room(monkeypatch):
+    monkeypatch.setattr(keeper, "RETRY_S", 0.05)
+    async with cluster_of("a", "b", deadlines=Deadlines(room_s=0.05)) as cluster:
+        a, b = (cluster.stores[name] for name in "ab")
+        numbers = of_home(cluster, "a", 8)
+        await put(a, numbers)
+        end = take_all_slots(b)
+        leaving = asyncio.create_task(a.keeper.leave(60))
+        await until(lambda: "b" in a.keeper._rest_until)
+        end()
+        await leaving
+        assert all("b" in holders(cluster, i) for i in numbers)
 
 
 async def test_after_a_loss_the_survivors_make_new_replicas(way):
