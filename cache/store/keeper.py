@@ -94,6 +94,10 @@ class Keeper:
         except TimeoutError:
             log.info("leaving without handing over %d blocks", sum(map(len, self._debts.values())))
 
+    def lost(self, node_id: str) -> None:
+        """Another process has, or may get, this name: if it is a member, it lacks what it had before."""
+        self._lost.add(node_id)
+
     async def close(self) -> None:
         """Stop. Idempotent."""
         if self._task is not None:
@@ -116,6 +120,8 @@ class Keeper:
     async def _run(self) -> None:
         while True:
             members = dict(self._members())
+            back, self._lost = self._lost & members.keys(), set()
+            self._before = {name: share for name, share in self._before.items() if name not in back}
             if members != self._before:
                 await self._plan(self._before, members)
                 self._before = members

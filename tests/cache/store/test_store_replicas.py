@@ -239,6 +239,24 @@ async def test_after_a_loss_the_survivors_make_new_replicas(way):
         await until(lambda: all({"a", "b"} <= holders(cluster, i) for i in range(40)))
 
 
+async def test_a_node_that_is_back_before_its_loss_is_noticed_gets_its_replicas(way):
+    """Its name and its share are the same, so the members never change."""
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
+        await put(cluster.stores["a"], range(40))
+        theirs = [i for i in range(40) if "c" in holders(cluster, i)]
+        for name in "abc":
+            cluster.stores[name].keeper.start()
+        await until(lambda: all(cluster.stores[n].keeper._before for n in "abc"))
+        await cluster.stores.pop("c").close()
+        cluster.members.remove("c")
+        again = await cluster.add("c", replicas=2, **way)
+        again.keeper.start()
+        for name in "ab":
+            cluster.stores[name].keeper.lost("c")
+        await until(lambda: all("c" in holders(cluster, i) for i in theirs))
+        assert sum("c" in holders(cluster, i) for i in range(40)) == len(theirs)
+
+
 async def test_a_leaving_node_hands_over_what_it_has(way):
     async with cluster_of("a", "b", "c", **way) as cluster:
         await put(cluster.stores["a"], range(40))
