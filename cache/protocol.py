@@ -13,7 +13,8 @@ STORED, PRESENT = 0, -1
 
 OTHER, WRITING, GONE = -3, -4, -5
 """The same if contents are compared. OTHER: another content is here and stays. WRITING: not known yet, because the
-block is being written or there is no room to replace it. GONE: that content was removed."""
+block is being written, there is no room to replace it, or another content is on a disk that cannot be read now. GONE:
+that content was removed."""
 
 OVER = -6
 """The same for a new block: its tenant has as much as it may have here (--tenants)."""

@@ -187,7 +187,7 @@ class Lending:
         try:
             # One that is passed on was announced after `pause`: its borrower has seen that, and asks.
             asks = self._passed_on.has(loop_time(), one.key)
-            if not asks and self._local.reservations.enter_lent(one.key, slot, one.checksum, one.length):
+            if not asks and self._local.enter_lent(one.key, slot, one.checksum, one.length):
                 self._stored(one.key)
         except ValueError as error:
             log.warning("a process of this host announced an impossible block: %s", error)

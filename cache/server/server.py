@@ -46,7 +46,7 @@ from cache.server.listing import Listing
 from cache.sessions.parked import PARKED_AT_ONCE, ParkedBlocks
 from cache.sites.copies import ExpiringCopies
 from cache.tiers.granting import Granting, contents_of, facts_of
-from cache.tiers.local_store import LocalStore, Pin
+from cache.tiers.local_store import ERASE_WAIT_S, LocalStore, Pin
 from net.bodies import BodyError, Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 PASSED_ON_MAX = 1 << 16  # keys
 PASSED_ON_S = 600.0
+ERASE_SHARE = 0.5  # of the deadline of a removal: the home answers in time while its disk does not
 
 Handler = Callable[[str, dict[str, Any], memoryview], Awaitable[Any]]
 """Of Channel.handle."""
@@ -318,7 +319,7 @@ class StoreServer:
             self.removed(now, key, self._local.content(key))
         self.hints.settled(keys)
         self.parked.used(keys)
-        return Removed(await self._local.remove(keys))
+        return Removed(await self._local.remove(keys, min(ERASE_WAIT_S, ERASE_SHARE * self._deadlines.control_s)))
 
     def removed(self, now: float, key: BlockKey, content: Content | None) -> None:
         """The content was removed: refuse copies of it, but not a new put."""

@@ -39,6 +39,11 @@ class SsdIndex:
         """Whether the block is here, and no sync has failed since its write."""
         return key in self.entries and key not in self._doubtful
 
+    def doubtful_keys(self) -> list[BlockKey]:
+        """The blocks here that were written before a sync that failed."""
+        with self._lock:
+            return list(self._doubtful)
+
     def keys(self) -> list[BlockKey]:
         """All blocks, in no order."""
         with self._lock:
@@ -52,6 +57,13 @@ class SsdIndex:
     def touch(self, key: BlockKey) -> None:
         """Count a use."""
         with self._lock:
+            if key in self.entries:
+                self._policy.touched(key)
+
+    def was_read(self, key: BlockKey) -> None:
+        """A read succeeded: a use, and earlier failures were temporary."""
+        with self._lock:
+            self._unread.pop(key, None)
             if key in self.entries:
                 self._policy.touched(key)
 
@@ -190,10 +202,15 @@ class SsdIndex:
         """A read failed, after `reads` successful reads of the tier. Drops the block and returns True if others were
         read since its last failure, so that it is the block that is damaged."""
         with self._lock:
-            if self._unread.setdefault(key, reads) >= reads or self.entries.get(key) is not entry:
+            if self.entries.get(key) is not entry or self._unread.setdefault(key, reads) >= reads:
                 return False
             self._drop(key)
             return True
+
+    def unread_key(self) -> BlockKey | None:
+        """A block whose last read failed."""
+        with self._lock:
+            return next(iter(self._unread), None)
 
     def any_key(self) -> BlockKey | None:
         """A block to try a read with; rather one whose last read did not fail."""

@@ -99,6 +99,10 @@ class SsdTier:
         """Whether the block is here, and no sync has failed since its write."""
         return self._index.is_durable(key)
 
+    def doubtful_keys(self) -> list[BlockKey]:
+        """The blocks here that were written before a sync that failed, and must be written again to be safe."""
+        return self._index.doubtful_keys()
+
     def all_keys(self) -> list[BlockKey]:
         """All blocks here, in no order."""
         return self._index.keys()
@@ -250,7 +254,7 @@ class SsdTier:
         if good:
             self._reads += 1
             self._counts["hits"] += 1
-            self.touch(key)
+            self._index.was_read(key)
             return entry
         if not self._index.drop(key, entry):  # evicted by the writing thread meanwhile, and overwritten
             self._counts["misses"] += 1
@@ -292,13 +296,14 @@ class SsdTier:
             self._counts["corrupt"] += 1
 
     def _try_reading(self) -> None:
-        """Read any block to check whether the disk works again."""
-        key = self._index.any_key()
-        if key is None:
+        """Read any block to check whether the disk works again, then a block whose last read failed: if it can be read
+        now, its next failure, however late, does not count with that one."""
+        key = self._index.any_key() if self._read_failures else self._index.unread_key()
+        if key is not None:
+            self.get(key, bytearray(self.slot_bytes))
+        elif self._read_failures:
             self._read_failures = 0
             self.health.worked("read")
-        else:
-            self.get(key, bytearray(self.slot_bytes))
 
     def _renew(self, error: Damaged) -> None:
         """Replace the damaged medium by an empty one and continue serving."""
@@ -385,8 +390,7 @@ class SsdTier:
                 with self._writing:
                     self._renew_now()
             return
-        if self._read_failures:
-            self._try_reading()
+        self._try_reading()
         if self.health.failing:
             self.erase_forgotten(())
             self.sync()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from cache.block import BlockKey
@@ -35,7 +35,7 @@ PERIOD_S = 0.25
 OFFER_BYTES = 8 << 20  # of one offer
 RISING_BYTES = 32 << 20  # of blocks of sessions that are read from SSD at the same time
 SCAN_KEYS = 256  # looked at between two turns of the loop
-RETRY_S = 2.0  # after a home failed
+RETRY_S = 2.0  # after a home failed or had no room, or no block for it could be read here
 FORGET_S = 600.0  # hints for a member that has been away for longer are dropped
 
 
@@ -60,7 +60,9 @@ class Keeper:
         self._members = members
         self._limit = RailLimit(limit) if limit > 0 else None
         self._before: Members = {}  # the members at the last complete scan
-        self._debts: dict[tuple[str, int], deque[BlockKey]] = {}  # (home, priority) -> keys to offer to it
+        self._lost: set[str] = set()  # since that scan began; they may be members again
+        self._debts: dict[tuple[str, int], OrderedDict[BlockKey, None]] = {}  # (home, priority) -> keys to offer to it
+        self._leaving = False
         self._rest_until: dict[str, float] = {}  # homes that failed
         self._away_since: dict[str, float] = {}
         self._rising: deque[BlockKey] = deque()  # blocks of sessions that will soon be read
@@ -75,8 +77,10 @@ class Keeper:
             self._task = keep(self._run, "repair")
 
     async def leave(self, timeout_s: float) -> None:
-        """Before this node leaves: move blocks to the nodes that become their homes, as far as the time allows."""
+        """Before this node leaves: move blocks to the nodes that become their homes, as far as the time allows. A home
+        that does not answer is not asked again: it may be leaving too."""
         await self.close()
+        self._leaving = True
         self._share.lending.end()
         after = {name: weight for name, weight in self._members().items() if name != self._me}
         if not after:
@@ -84,10 +88,15 @@ class Keeper:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._plan(self._members(), after)
-                while await self._pay(least=BULK):
-                    pass  # no second try with a home that failed: it may be leaving too
+                while self._debts:
+                    if not await self._pay(least=BULK):
+                        await asyncio.sleep(PERIOD_S)
         except TimeoutError:
             log.info("leaving without handing over %d blocks", sum(map(len, self._debts.values())))
+
+    def lost(self, node_id: str) -> None:
+        """Another process has, or may get, this name: if it is a member, it lacks what it had before."""
+        self._lost.add(node_id)
 
     async def close(self) -> None:
         """Stop. Idempotent."""
@@ -111,6 +120,8 @@ class Keeper:
     async def _run(self) -> None:
         while True:
             members = dict(self._members())
+            back, self._lost = self._lost & members.keys(), set()
+            self._before = {name: share for name, share in self._before.items() if name not in back}
             if members != self._before:
                 await self._plan(self._before, members)
                 self._before = members
@@ -179,45 +190,52 @@ class Keeper:
             self._owe(home, BULK, [key])
 
     def _owe(self, home: str, priority: int, keys: Sequence[BlockKey]) -> None:
-        self._debts.setdefault((home, priority), deque()).extend(keys)
+        if keys:
+            self._debts.setdefault((home, priority), OrderedDict()).update(dict.fromkeys(keys))
 
     async def _pay(self, least: int = REPAIR) -> bool:
         """Make one offer to every home that lacks blocks, of this priority at least; False when there was nothing to
         offer."""
-        now = asyncio.get_running_loop().time()
-        paid = False
+        loop, paid = asyncio.get_running_loop(), False
         for home, priority in sorted(self._debts, key=lambda debt: -debt[1]):
-            if now < self._rest_until.get(home, 0.0):
+            if loop.time() < self._rest_until.get(home, 0.0):
                 continue
             debt = self._debts[home, priority]
             arena = self._local.arena
             count = max(1, OFFER_BYTES // arena.slot_bytes) if arena is not None else 1
-            keys = [debt.popleft() for _ in range(min(count, len(debt)))]
+            keys = [debt.popitem(last=False)[0] for _ in range(min(count, len(debt)))]
             if not debt:
                 del self._debts[home, priority]
             try:
                 paid = True
-                if not await self._offer(home, keys, max(least, priority)):
-                    self._rest_until[home] = now + RETRY_S
+                again, at_once = await self._offer(home, keys, max(least, priority))
+                self._owe(home, priority, again)
+                if not at_once:
+                    self._rest_until[home] = loop.time() + RETRY_S
+            except asyncio.CancelledError:  # `leave` goes on with them
+                self._owe(home, priority, keys)
+                raise
             except HOME_ERRORS as error:
                 log.info("repair of %s: %r", home, error)
-                self._rest_until[home] = now + RETRY_S
-                if home in self._members():
+                self._rest_until[home] = loop.time() + RETRY_S
+                if home in self._members() and not self._leaving:
                     self._owe(home, priority, keys)
                 else:
                     self._debts.pop((home, priority), None)
         return paid
 
-    async def _offer(self, home: str, keys: Sequence[BlockKey], priority: int) -> bool:
-        """False when the home has no room now."""
+    async def _offer(self, home: str, keys: Sequence[BlockKey], priority: int) -> tuple[list[BlockKey], bool]:
+        """Returns the keys to offer again, because this node cannot read them now, or because the home has no room for
+        them or cannot decide about them now; and whether that may be done at once."""
         arena = self._local.arena
         keys = await self._lacking(home, keys)
-        pins = await self._local.pinning.pin_each(keys)
+        pins = await self._local.pinning.pin_each(keys)  # shorter if there is no slot to read one from SSD into
         held = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
-        gone = [key for key, pin in zip(keys, pins, strict=False) if pin is None]
-        self._share.hints.settled(gone)
+        missing = [key for key, pin in zip(keys, pins, strict=False) if pin is None]
+        unread = [key for key in missing if self._local.content(key) is not None] + keys[len(pins) :]
+        self._share.hints.settled(set(missing).difference(unread))
         if arena is None or not held:
-            return True
+            return unread, not unread
         try:
             job = StoreCall([key for key, _ in held], arena.region, [], arena.slot_bytes, repair=True)
             job.priority = priority
@@ -233,8 +251,9 @@ class Keeper:
             self._counts["offered"] += len(held)
             self._counts["moved"] += len(job.stored)
             self._counts["moved_bytes"] += sum(map(job.length, job.stored))
-            await self._apply(home, held, answers, priority)
-            return any(answer != WRITING for answer in answers.values())
+            await self._apply(held, answers)
+            later = [key for at, (key, _) in enumerate(held) if answers.get(at, WRITING) == WRITING]
+            return unread + later, not later
         finally:
             self._local.pinning.unpin([pin.slot for _, pin in held])
 
@@ -249,17 +268,13 @@ class Keeper:
         self._share.hints.settled(there)
         return [key for key in contents if key not in there]
 
-    async def _apply(
-        self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int], priority: int
-    ) -> None:
+    async def _apply(self, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
         """Applies the home's answers to this node's copies. A content that lost the agreement is dropped, except at a
         home of the key, which will get the other content; a removed one is dropped everywhere."""
         now, members, replicas = asyncio.get_running_loop().time(), self._members(), self._router.replicas
-        later: list[BlockKey] = []
         for position, answer in answers.items():
             key, pin = held[position]
             if answer == WRITING:
-                later.append(key)
                 continue
             self._share.hints.settled([key])
             lost = answer == GONE or (answer == OTHER and self._me not in ranking(key, members, replicas))
@@ -267,6 +282,3 @@ class Keeper:
                 if answer == GONE:
                     self._share.removed(now, key, (pin.checksum, pin.nbytes))
                 await self._local.remove([key])
-        if later:
-            self._owe(home, priority, later)
-            self._rest_until[home] = now + RETRY_S

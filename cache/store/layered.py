@@ -53,7 +53,7 @@ async def pinned(
     window: int,
 ) -> AsyncIterator[PinnedBlocks | None]:
     """Lease all of `keys` together, `window` per message; `homes`: positions of the keys by home. None when a home does
-    not answer, lacks a block, or has no room to read one from its SSD."""
+    not answer, lacks a block (it may have passed it on), or has no room to read one from its SSD."""
     with ExitStack() as stack:
 
         async def lease(home: str, positions: list[int]) -> list[Lease]:
@@ -64,7 +64,7 @@ async def pinned(
                     batch = positions[first : first + window]
                     ticket = stack.enter_context(calls.ticket(home))
                     reply = await calls.pin(home, [keys[position] for position in batch], ticket)
-                    if len(reply.slots) < len(batch):
+                    if len(reply.slots) < len(batch) or min(reply.slots) < 0:  # ABSENT, ELSEWHERE
                         break
                     leases.append(Lease(home, batch, reply, ticket))
             except HOME_ERRORS as error:  # not through the stack: it would treat the other homes as lost too

@@ -14,6 +14,7 @@ chunk may be evicted like every block; then the whole object is missing. All bel
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
@@ -26,11 +27,16 @@ from xxhash import xxh3_128
 from cache.block import KEY_BYTES, BlockKey
 from cache.results import NoRoom, StoreError
 from cache.store.store import Store
+from net.loop.clock import loop_time
+
+log = logging.getLogger(__name__)
 
 PREFIX = "objects/"
 RECORD = Struct("<8sQQ16s8x")  # magic, bytes, bytes of a chunk, digest of the content
 MAGIC = b"mckobj01"
 HASH_PIECE = 16 << 20
+GIVE_BACK_S = 45.0  # longer than a client skips a home that did not answer (cache/store/calls.py)
+GIVE_BACK_PAUSE_S = 0.5
 PUT_TRIES = 3  # for chunks that were evicted before the last one was put
 
 
@@ -131,7 +137,7 @@ class Objects:
             if new:
                 await self._remove_whole(name, manifest)
             if new and known is not None:
-                await self._give_back(name, known, was_pinned)
+                await self._give_back(name, known, manifest, was_pinned)
             raise
         if new and known is not None:
             await self._remove_chunks(name, known)
@@ -176,12 +182,23 @@ class Objects:
             await self._store.remove_many([manifest_key(name)])
         await self._remove_chunks(name, manifest)
 
-    async def _give_back(self, name: str, known: Manifest, pin: bool) -> None:
-        """Its replacement has failed: the name has the old content again, unless another writer has taken it."""
-        with suppress(StoreError):
-            await self._store.put(manifest_key(name), known.pack(), pin=pin)
-        now = await self.info(name)
-        if now is not None and now.digest != known.digest:
+    async def _give_back(self, name: str, known: Manifest, failed: Manifest, pin: bool) -> None:
+        """Its replacement has failed: the name has the old content again, unless another writer has taken it. A home
+        that has not answered is skipped for a while, and may have stored the new manifest all the same."""
+        give_up_at = loop_time() + GIVE_BACK_S
+        while True:
+            with suppress(StoreError):
+                await self._store.put(manifest_key(name), known.pack(), pin=pin)
+            now = await self.info(name)
+            if now is not None and now.digest != failed.digest:
+                break
+            if loop_time() > give_up_at:
+                log.warning("%s is missing: its replacement has failed, and no home takes the old content", name)
+                return
+            if now is not None:
+                await self._store.remove_many([manifest_key(name)])
+            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+        if now.digest != known.digest:
             await self._remove_chunks(name, known)
 
     async def _remove_chunks(self, name: str, manifest: Manifest) -> None:

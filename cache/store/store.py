@@ -25,7 +25,7 @@ from cache.block import BlockKey
 from cache.homes.rendezvous import Members, by_home
 from cache.homes.routing import Router
 from cache.messages import STATS, Park, StoreStats
-from cache.pool.policy import Facts
+from cache.pool.policy import OBJECTS, Facts
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
@@ -206,13 +206,13 @@ class Store:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many are new. `nbytes`: of
         each block, if it does not fill its slot. A block that no home accepts is skipped. With `facts`, one per block,
         the blocks are KV, whose keys identify their content: homes need not agree on it, and may refuse a block to keep
-        others (--cache-admission). `durable`, `pin`: see `put_many`. `ttl_s`: they are copies of blocks of another site
-        (cache/sites/copies.py). Raises ValueError for offsets outside the region; with those two also NoRoom,
-        NotDurable."""
+        others (--cache-admission). Without, they are values of a program, like those of `put`. `durable`, `pin`: see
+        `put_many`. `ttl_s`: they are copies of blocks of another site (cache/sites/copies.py). Raises ValueError for
+        offsets outside the region; with those two also NoRoom, NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
-        job.facts, job.durable, job.keep, job.ttl_s = facts, durable, pin, ttl_s
+        job.facts, job.durable, job.keep, job.ttl_s = facts or [OBJECTS], durable, pin, ttl_s
         job.agree = not facts
         if nbytes:
             job.lengths = dict.fromkeys(range(len(keys)), nbytes)

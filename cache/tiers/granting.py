@@ -68,6 +68,11 @@ class Granting:
         if not here:
             if repair and self.removals.lately(now, key):
                 return PRESENT
+            hidden = self._local.content(key)  # on a disk that cannot be read now
+            if hidden is not None and differ(hidden, offered):
+                if repair and stays(hidden, offered):
+                    return WRITING
+                self.uneven.add([key])  # the other homes may have the content that this copy displaces here
             slot = self._local.reservations.reserve(key, about, copy=True, keep=keep)
             return PRESENT if slot is None else slot
         if self.has(key, offered):

@@ -44,6 +44,7 @@ __all__ = ["LocalStore", "NoSpace", "Pin", "QuotaReached"]
 T = TypeVar("T")
 
 BATCH_BYTES = 16 << 20  # maximum bytes per write to SSD; slots become free after each
+ERASE_WAIT_S = 1.0  # a removal waits this long for the disk
 CLEAR_BATCH = 512  # blocks removed in one turn of the event loop
 NEARLY_FULL = 0.95
 PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
@@ -269,15 +270,29 @@ class LocalStore:
             self._kept.keep(key)
         return entered
 
-    def _displace(self, key: BlockKey) -> bool:
-        """Remove the block before another content replaces it; returns whether it was kept. One thread works on the SSD
-        in order, so the removal there precedes the new write."""
+    def enter_lent(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int) -> bool:
+        """The same for a lent slot (Reservations.enter_lent)."""
+        entered, keep = self.reservations.enter_lent(key, slot, block_checksum, nbytes)
+        if keep:
+            self._kept.keep(key)
+        return entered
+
+    def _displace(self, key: BlockKey, unless: Content | None) -> bool:
+        """Remove the block before another content replaces it, unless its content is that one; returns whether it was
+        kept. One thread works on the SSD in order, so the removal there precedes the new write."""
+        if unless is not None and self.content(key) in (None, unless):
+            return False
         kept = key in self._kept
         self._out_of_dram(key)
         if self.ssd is not None:
             self.ssd.forget([key])
-            asyncio.get_running_loop().run_in_executor(self._executor, self.ssd.erase_forgotten, [key])
+            self._erase(self.ssd, [key])
         return kept
+
+    def _erase(self, ssd: SsdTier, keys: Sequence[BlockKey]) -> asyncio.Future[None]:
+        """Erase forgotten blocks, after the running writes. To be waited for, not awaited: if it were cancelled, these
+        keys would stay forgotten."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, ssd.erase_forgotten, keys)
 
     def _out_of_dram(self, key: BlockKey) -> None:
         self._kept.lost(key)
@@ -303,16 +318,19 @@ class LocalStore:
             self._pool.hold([slot])
         return slot
 
-    async def remove(self, keys: Sequence[BlockKey]) -> int:
-        """Remove `keys` from all tiers; once this returns, also for the time after a restart. Running reads continue.
-        Returns the number of removed blocks."""
+    async def remove(self, keys: Sequence[BlockKey], patience_s: float = ERASE_WAIT_S) -> int:
+        """Remove `keys` from all tiers. Running reads continue. Once this returns, the blocks are also erased on disk,
+        so that a restart does not find them, unless the disk took longer than `patience_s` or hangs: then they are
+        erased when it answers. Returns the number of removed blocks."""
         here = [key for key in dict.fromkeys(keys) if self._is_anywhere(key)]
         for key in here:
             self._out_of_dram(key)
         ssd = self.ssd
         if ssd is not None and here:
             ssd.forget(here)
-            await self._blocking(lambda: ssd.erase_forgotten(here))  # after the running writes
+            erased = self._erase(ssd, here)
+            if not ssd.health.writes_stalled:
+                await asyncio.wait([erased], timeout=patience_s)
         return len(here)
 
     async def clear(self) -> int:
@@ -356,24 +374,45 @@ class LocalStore:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         await self.reservations.settled(keys, timeout_s)  # another writer may be writing one
-        self._behind.want([key for key in keys if not self.ssd.is_durable(key)])
+        unsafe = [key for key in keys if not self.ssd.is_durable(key)]
+        self._behind.want(unsafe)
+        below = [key for key in unsafe if self._pool.lookup(key) is None and self.ssd.contains(key)]
+        await self._write_again(self.ssd, self._behind, below, deadline)
         await self._behind.through(keys, deadline - now())
         synced = await self._syncs.synced(max(0.0, deadline - now()))
         return [synced and self.ssd.is_durable(key) for key in keys]
 
+    async def _write_again(self, ssd: SsdTier, behind: WriteBehind, keys: Sequence[BlockKey], deadline: float) -> None:
+        """Read blocks that are only on SSD, and queue them to be written there again, because a sync after their write
+        has failed."""
+        now, most = asyncio.get_running_loop().time, max(1, BATCH_BYTES // ssd.slot_bytes)
+        while keys and now() < deadline:
+            pins = await self.pinning.pin_each(keys[:most])
+            if not pins and await self.wait_for_room(deadline - now(), ssd.facts(keys[0])):
+                pins = await self.pinning.pin_each(keys[:most])
+            if not pins:
+                return
+            here = [(key, pin.slot) for key, pin in zip(keys, pins, strict=False) if pin is not None]
+            behind.want(key for key, _ in here)
+            self.pinning.unpin([slot for _, slot in here])
+            keys = keys[len(pins) :]
+
     async def flush(self, timeout_s: float = float("inf")) -> None:
         """Wait until all committed blocks are synced to SSD. Without an SSD tier this does nothing. Raises SsdError if
         the disk is too slow or fails."""
-        if self._behind is None:
+        if self._behind is None or self.ssd is None or self._syncs is None:
             return
-        pending = self._behind.pending()
-        there = [key for key in pending if self._pool.lookup(key) is not None]
+        pending = [key for key in self._behind.pending() if self._pool.lookup(key) is not None]
+        doubtful, damaged = self.ssd.doubtful_keys(), self.ssd.stats()["corrupt"]
+        there = list(dict.fromkeys(pending + doubtful))
         good = await self.make_durable(there, min(timeout_s, 1e9))
-        synced = bool(there) or (self._syncs is not None and await self._syncs.synced(min(timeout_s, 1e9)))
-        gone = [key for key, durable in zip(there, good, strict=True) if not durable and self._is_anywhere(key)]
-        if gone or not synced:
-            why = self.trouble or "the disk does not answer"
-            raise SsdError(f"{len(gone)} blocks are not safe on SSD: {why}; look at the disk of --ssd-path")
+        synced = bool(there) or await self._syncs.synced(min(timeout_s, 1e9))
+        gone = {key for key, durable in zip(there, good, strict=True) if not durable and self._is_anywhere(key)}
+        gone.update(self.ssd.doubtful_keys())  # a sync in the background has failed meanwhile
+        lost = self.ssd.stats()["corrupt"] - damaged if doubtful else 0
+        if gone or lost or not synced:
+            why = self.trouble or ("some were damaged" if lost else "the disk does not answer")
+            raise SsdError(f"{len(gone) + lost} blocks are not safe on SSD: {why}; look at the disk of --ssd-path")
 
     def keep(self, keys: Sequence[BlockKey]) -> list[bool | None]:
         """Keep these blocks. Returns True for each kept block, False beyond the limit, None if the block is not

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from cache.block import BlockKey
+from cache.homes.agreement import Content
 from cache.pool.admission import Admission
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from cache.pool.policy import OBJECTS, PLAIN, Facts
@@ -24,8 +25,10 @@ class QuotaReached(Exception):
 
 
 class Reservations:
-    """Reservations in the DRAM of a LocalStore. `tier_of(key)`: the tier of a block, or None. `displace(key)` removes
-    the content that is about to be replaced and returns whether it was kept."""
+    """Reservations in the DRAM of a LocalStore. `tier_of(key)`: the tier of a block, or None. `displace(key, unless)`
+    removes the content that is about to be replaced, unless it equals that one, and returns whether it was kept. A
+    block on a disk that cannot be read has no tier, but it comes back with the disk: a block that is put in its place
+    displaces it."""
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class Reservations:
         behind: WriteBehind | None,
         admission: Admission,
         tier_of: Callable[[BlockKey], str | None],
-        displace: Callable[[BlockKey], bool],
+        displace: Callable[[BlockKey, Content | None], bool],
         usage: Usage | None = None,
     ) -> None:
         self._pool = pool
@@ -105,9 +108,8 @@ class Reservations:
         if not 0 < length <= self._slots.slot_bytes:
             raise ValueError(f"a block of {length} bytes does not fit a slot of {self._slots.slot_bytes}")
         enters = over or replaces or self._tier_of(key) is None
-        if over or replaces:
-            keep = self._displace(key) or keep
         if enters:
+            keep = self._displace(key, None if over or replaces else (block_checksum, length)) or keep
             self._enter(key, slot, block_checksum, length, facts)
         self.abandon(slot)
         return enters, keep
@@ -136,17 +138,18 @@ class Reservations:
         self._lent.remove(slot)
         self._pool.release([slot])
 
-    def enter_lent(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int) -> bool:
-        """A lent slot has the block of `key`, `nbytes` long: readers find it from now on. Returns False if the block is
-        here. Its put is done, so it comes before one that still arrives. Raises ValueError for an impossible length or
-        a slot that is not lent."""
+    def enter_lent(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int) -> tuple[bool, bool]:
+        """A lent slot has the block of `key`, `nbytes` long: readers find it from now on, unless the block is here. Its
+        put is done, so it comes before one that still arrives. Returns the same as `commit`. Raises ValueError for an
+        impossible length or a slot that is not lent."""
         if slot not in self._lent or not 0 < nbytes <= self._slots.slot_bytes:
             raise ValueError(f"slot {slot} is not lent for a block of {nbytes} bytes")
         self._admission.wanted(key)
         if self._tier_of(key) is not None:
-            return False
+            return False, False
+        keep = self._displace(key, (block_checksum, nbytes))
         self._enter(key, slot, block_checksum, nbytes, OBJECTS)
-        return True
+        return True, keep
 
     def _enter(self, key: BlockKey, slot: int, block_checksum: int, length: int, facts: Facts) -> None:
         self._slots.fill(slot, block_checksum, length, facts)

@@ -471,6 +471,8 @@ class Node:
 
     def _member_down(self, member: Member, reason: str) -> None:
         self.channel.drop(member.node_id, reason)
+        if self.store.keeper is not None:
+            self.store.keeper.lost(member.node_id)
         self._share_ranks()
 
     def _share_ranks(self) -> None:

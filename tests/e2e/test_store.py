@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from cache.store.client import Exists, Store
+from tests.e2e.conftest import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def pool(start):
-    """Three nodes that keep two copies of everything; the last test kills one of them."""
-    flags = ("--model", "none", "--value-bytes", "64K", "--dram-bytes", "64M", "--replicas", "2")
+    """Three nodes that keep two copies of everything, and do not notice a loss soon; the last tests kill one of
+    them."""
+    flags = ("--model", "none", "--value-bytes", "64K", "--dram-bytes", "64M", "--replicas", "2", "--net", "wan")
     with start("store=3", *flags) as cluster:
         yield cluster
 
@@ -89,6 +91,23 @@ def test_blocks_of_an_arena(pool):
         assert store.exists_many([*keys, bytes(16)]) == [True] * 16 + [False]
         assert store.remove_many(keys[:4]) == 8, "two copies of each"
         assert store.exists_many(keys) == [False] * 4 + [True] * 12
+
+
+def test_a_node_that_is_killed_and_started_again_at_once_gets_its_copies_back(pool):
+    """Before the others have noticed its loss, if it is as quick as usual."""
+    with Store(address(pool)) as store:
+
+        def blocks():
+            home = store.stats()["homes"].get("store-2")
+            return 0 if home is None else home["tiers"]["dram"]["blocks"]
+
+        keys = [os.urandom(16) for _ in range(60)]
+        store.put_many([(key, b"value " + key) for key in keys])
+        before = blocks()
+        assert before
+        pool.repeat("store-2")
+        wait_until(lambda: blocks() >= before, "it has its copies")
+        assert store.get_many(keys) == [b"value " + key for key in keys]
 
 
 def test_a_node_killed_with_9_costs_no_value(pool):

@@ -294,7 +294,7 @@ def let_pass(home, key, value, monkeypatch):
         if arriving == key and local.contains(key) is None:
             slot = local.reservations.lend()
             local._slots._arena.memory(slot)[: len(value)] = value
-            assert local.reservations.enter_lent(key, slot, checksum(value), len(value))
+            assert local.enter_lent(key, slot, checksum(value), len(value))
             local.reservations.take_back(slot)
         return arrived(arriving, *rest, **options)
 

@@ -4,7 +4,9 @@ import asyncio
 import errno
 import os
 import random
+import threading
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -12,7 +14,7 @@ from cache.arena import Arena, checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.pool.policies import choose
 from cache.pool.policy import OBJECTS, PLAIN, Facts
-from cache.results import NoRoom, NotDurable
+from cache.results import NoRoom, NotDurable, Unreachable
 from cache.ssd import New, SsdError, SsdTier, backends, note, tier
 from cache.store.objects import Manifest, Objects, chunk_keys, digest, manifest_key
 from cache.tiers.local_store import LocalStore, NoSpace
@@ -184,8 +186,10 @@ async def test_values_of_programs_are_of_the_class_objects(tmp_path):
     async with cluster_of("a", message_call_bytes=1 << 20) as cluster:
         a = cluster.stores["a"]
         await a.put(key_of(1), b"value")
+        await put_blocks(a, [2])
         await Objects(a).put("objects/x", bytes(9000))
         assert {a.local.facts(key) for key in list(a.local.keys())} == {OBJECTS}
+        assert await a.local.clear() == 0, "KV only"
 
 
 # --- pins
@@ -259,9 +263,9 @@ async def test_a_durable_put_is_synced_before_it_is_acknowledged(tmp_path, backe
         assert await Objects(client).put("objects/x", bytes(5 * SLOT), durable=True)
         manifest = await Objects(client).info("objects/x")
         assert {manifest_key("objects/x"), *chunk_keys("objects/x", manifest, 0, 5)} <= synced[-1]
-        count = len(synced)
+        so_far = len(synced)
         await asyncio.gather(*(client.put(key_of(i), b"value", durable=True) for i in range(100, 150)))
-        assert len(synced) - count < 50, "they share syncs"
+        assert len(synced) - so_far < 50, "they share syncs"
         assert await client.put(key_of(1), b"value", durable=True) is False
 
 
@@ -312,6 +316,69 @@ async def test_what_was_written_before_a_sync_that_failed_is_not_called_durable(
         writes = store.stats()["ssd"]["writes"]
         assert await store.make_durable([key_of(1)], 20) == [True]
         assert store.stats()["ssd"]["writes"] == writes + 1
+
+
+@pytest.mark.parametrize("tier_now", ["dram", "ssd"])
+async def test_what_was_written_before_a_sync_in_the_background_that_failed_is_written_again(
+    tmp_path, backend, monkeypatch, tier_now
+):
+    """`flush` considered only what the disk had not taken, and no durable put of the value succeeded once it had left
+    DRAM."""
+    monkeypatch.setattr(tier, "TEND_S", 0.01)
+    async with cluster_of() as cluster:
+        a = await cluster.add("a", slots=8, directory=tmp_path, backend=backend)
+        ssd, numbers, others = a.local.ssd, range(1, 4), count(100)
+
+        async def doubtful():
+            with monkeypatch.context() as patch:
+                patch.setattr(ssd._medium, "sync", broken)
+                await a.put_many([(key_of(i), b"value %d" % i) for i in numbers])
+                await a.local.drain()
+                assert not ssd.sync()
+            if tier_now == "ssd":
+                for _ in range(10):
+                    await a.put(key_of(next(others)), b"other")
+                    await a.local.drain()
+            assert [a.local.contains(key_of(i)) for i in numbers] == [tier_now] * 3
+            await until(lambda: not ssd.health.trouble)
+            assert not any(ssd.is_durable(key_of(i)) for i in numbers)
+
+        await doubtful()
+        await a.flush()
+        assert all(ssd.is_durable(key_of(i)) for i in numbers)
+        assert await a.get_many([key_of(i) for i in numbers]) == [b"value %d" % i for i in numbers]
+        await a.remove_many([key_of(i) for i in numbers])
+        await doubtful()
+        assert not await a.put(key_of(2), b"value 2", durable=True)
+        if tier_now == "ssd":
+            with monkeypatch.context() as patch:
+                patch.setattr(ssd._medium, "read", broken)
+                with pytest.raises(NotDurable, match="2 blocks are not safe"):
+                    await a.flush()
+            await until(lambda: ssd.readable)
+        await a.flush()
+        assert ssd.doubtful_keys() == []
+
+
+async def test_a_block_that_the_kernel_dropped_after_a_failed_sync_is_said(tmp_path, backend, monkeypatch):
+    async with local(tmp_path, backend, slots=4) as store:
+        await put_when_room(store, 1)
+        await store.drain()
+        with monkeypatch.context() as patch:
+            patch.setattr(store.ssd._medium, "sync", broken)
+            assert not store.ssd.sync()
+        for i in range(100, 105):
+            await put_when_room(store, i)
+            await store.drain()
+        real = store.ssd._medium.read
+
+        def old(entry, into):
+            real(entry, into)
+            into[0] ^= 1
+
+        monkeypatch.setattr(store.ssd._medium, "read", old)
+        with pytest.raises(SsdError, match="1 blocks are not safe on SSD"):
+            await store.flush()
 
 
 # --- room
@@ -383,6 +450,62 @@ async def test_a_replacement_that_fails_at_the_name_leaves_the_old_object(tmp_pa
         assert await Objects(a).put(name, new, replace=True, durable=True)
         assert await Objects(a).get(name) == new
         assert not any(store.local.contains(*parts(name, old)) for store in (a, b))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_replacement_whose_home_does_not_answer_leaves_the_old_object(monkeypatch, stored):
+    """The client skips that home for a while, and the home may have stored the new manifest all the same."""
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home")
+        old, new, name = block_of(1) * 2, block_of(2) * 2, "objects/x"
+        await Objects(client).put(name, old)
+        put = client.put
+
+        async def unanswered(key, value, **options):
+            monkeypatch.setattr(client, "put", put)
+            if stored:
+                assert await put(key, value, **options)
+            client._calls._shun("home")
+            raise Unreachable("no answer")
+
+        monkeypatch.setattr(client, "put", unanswered)
+        with pytest.raises(Unreachable):
+            await Objects(client).put(name, new, replace=True)
+        assert await Objects(client).get(name) == old
+        assert len(home.local.keys()) == 3
+
+
+async def test_a_removal_does_not_wait_for_a_disk_that_hangs(tmp_path, backend, monkeypatch):
+    """The client took its home for lost, skipped it, and lost an object that it wanted to replace."""
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home", directory=tmp_path, backend=backend)
+        old, new, name = block_of(1) * 2, block_of(2) * 2, "objects/x"
+        await client.put_many([(key_of(i), b"value") for i in range(3)])
+        await Objects(client).put(name, old)
+        await client.flush()
+        disk, medium = threading.Event(), home.local.ssd._medium
+        for what, work in (("write", medium.write), ("erase", medium.erase)):
+
+            def hang(*rows, work=work):
+                disk.wait(60)
+                return work(*rows)
+
+            monkeypatch.setattr(medium, what, hang)
+        try:
+            assert await client.remove_many([key_of(0), key_of(1)]) == 2
+            assert await client.put(key_of(1), b"again")
+            assert await client.get_many([key_of(i) for i in range(3)]) == [None, b"again", b"value"]
+            assert await Objects(client).put(name, new, replace=True)
+            assert await Objects(client).get(name) == new
+            assert client.stats()["home_failures"] == 0
+        finally:
+            disk.set()
+        await client.flush()
+        await home.close()
+        cluster.members.clear()
+        await cluster.add("home", directory=tmp_path, backend=backend)
+        assert await client.get_many([key_of(i) for i in range(3)]) == [None, b"again", b"value"]
+        assert await Objects(client).get(name) == new
 
 
 # --- renewals

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import lmdb
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cache.ssd.claim
+import cache.ssd.tier
 from cache.arena import checksum
 from cache.ssd import New, SsdError, SsdTier, backends, lmdb_medium
 
@@ -441,6 +443,47 @@ def test_a_failing_disk_is_counted_and_not_a_crash(make, monkeypatch, caplog):
     assert "Input/output error" in caplog.text
     assert put(tier, 2), "the disk is back"
     assert read(tier, 2) == block_of(2)
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("between", ["the block is read", "others are read"])
+def test_a_disk_that_fails_twice_costs_no_block(make, monkeypatch, between):
+    """The second time, other blocks had been read since the block's last failure."""
+    monkeypatch.setattr(cache.ssd.tier, "TEND_S", 0.01 if between == "others are read" else 1e6)
+    tier = make()
+    for i in (1, 2):
+        assert put(tier, i)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(tier._medium, "read", BrokenDisk().fail)
+            assert read(tier, 1) is None
+        if between == "the block is read":
+            assert [read(tier, i) for i in (1, 2)] == [block_of(1), block_of(2)]
+        else:
+            until(lambda: read(tier, 2) == block_of(2) and not tier._index._unread)
+    assert tier.contains(key_of(1))
+    assert tier.stats()["corrupt"] == 0
+
+
+def test_a_block_that_stays_unreadable_is_dropped(make, monkeypatch):
+    monkeypatch.setattr(cache.ssd.tier, "TEND_S", 0.01)
+    tier = make()
+    for i in (1, 2):
+        assert put(tier, i)
+    bad, read_one = tier._index.entries[key_of(1)], tier._medium.read
+    monkeypatch.setattr(
+        tier._medium, "read", lambda entry, into: (BrokenDisk().fail if entry is bad else read_one)(entry, into)
+    )
+    assert read(tier, 1) is None
+    until(lambda: read(tier, 2) == block_of(2) and not tier.contains(key_of(1)))
+    assert not tier._index._unread
+    assert tier.stats()["corrupt"] == 1
 
 
 def test_closing_twice_is_closing_once(make):

@@ -1,6 +1,9 @@
 """Replicas, fail-over, hand-off, repair and removal, on the in-memory network of fakes.py."""
 
 import asyncio
+import errno
+import os
+from contextlib import suppress
 
 import pytest
 
@@ -8,6 +11,9 @@ from cache.arena import checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import NoRoom, Unreachable
+from cache.ssd import tier
+from cache.store import keeper
+from cache.tiers.local_store import NoSpace
 from net.errors import RemoteError
 from net.transfer.engine import BULK, REPAIR
 from tests.cache.pooled import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
@@ -125,6 +131,28 @@ async def test_a_full_home_passes_on_and_gets_its_blocks_back(way):
         assert sum("s" in holders(cluster, i) for i in numbers) == 2, "as many as it can hold"
 
 
+async def test_blocks_that_a_home_has_passed_on_are_not_pinned_together():
+    """It leases those that it has, and says where the others may be: not in one of its slots."""
+    async with cluster_of("a", "b") as cluster:
+        small = await cluster.add("s", slots=2, deadlines=SOON)
+        a = cluster.stores["a"]
+        here, *passed_on = of_home(cluster, "s", 3)
+        assert await put(a, [here]) == 1
+        blocker = small.local.reservations.reserve(key_of(10**6))
+        (pin,) = await small.local.pinning.pin_each([key_of(here)])
+        assert await put(a, passed_on) == 2
+        small.local.pinning.unpin([pin.slot])
+        for numbers in ([here, *passed_on], passed_on):
+            keys = [key_of(i) for i in numbers]
+            assert await a.lookup(keys) == len(keys)
+            async with a.pinned(keys) as pinned:
+                assert pinned is None
+            assert (await get(a, numbers)).blocks == len(keys)
+        async with a.pinned([key_of(here)]) as pinned:
+            assert pinned.sources == {"s": 1}
+        small.local.reservations.abandon(blocker)
+
+
 async def test_a_newcomer_gets_its_share_while_reads_go_on(way):
     async with cluster_of("a", "b", **way) as cluster:
         a = cluster.stores["a"]
@@ -143,6 +171,63 @@ async def test_a_newcomer_gets_its_share_while_reads_go_on(way):
         assert moved == len(mine), "nothing else moves"
 
 
+def broken(*_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def take_all_slots(store):
+    """Returns a function that gives them back."""
+    reservations, taken = store.local.reservations, []
+    with suppress(NoSpace):
+        while True:
+            taken.append(reservations.lend())
+    return lambda: [reservations.take_back(slot) for slot in taken]
+
+
+@pytest.mark.parametrize("trouble", ["no slot here", "no read here", "no room there"])
+async def test_what_cannot_move_to_a_newcomer_now_moves_later(tmp_path, monkeypatch, trouble):
+    """It was offered once, and then only after the next change of members."""
+    monkeypatch.setattr(keeper, "RETRY_S", 0.05)
+    monkeypatch.setattr(tier, "TEND_S", 0.05)
+    deadlines = Deadlines(room_s=0.05)
+    async with cluster_of() as cluster:
+        a = await cluster.add("a", slots=8, directory=tmp_path, deadlines=deadlines)
+        for i in range(30):
+            await a.put(key_of(i), block_of(i))
+            await a.local.drain()
+        a.keeper.start()
+        await until(lambda: a.keeper._before)
+        end = None
+        with monkeypatch.context() as patch:
+            if trouble == "no read here":
+                patch.setattr(a.local.ssd._medium, "read", broken)
+            elif trouble == "no slot here":
+                end = take_all_slots(a)
+            b = await cluster.add("b", deadlines=deadlines)
+            if trouble == "no room there":
+                end = take_all_slots(b)
+            await until(lambda: "b" in a.keeper._rest_until)
+        if end is not None:
+            end()
+        theirs = [i for i in range(30) if home_of(cluster, i) == "b"]
+        await until(lambda: all("b" in holders(cluster, i) for i in theirs))
+        await until(lambda: not a.keeper.stats()["owed"])
+
+
+async def test_a_leaving_node_tries_again_while_there_is_no_room(monkeypatch):
+    monkeypatch.setattr(keeper, "RETRY_S", 0.05)
+    async with cluster_of("a", "b", deadlines=Deadlines(room_s=0.05)) as cluster:
+        a, b = (cluster.stores[name] for name in "ab")
+        numbers = of_home(cluster, "a", 8)
+        await put(a, numbers)
+        end = take_all_slots(b)
+        leaving = asyncio.create_task(a.keeper.leave(60))
+        await until(lambda: "b" in a.keeper._rest_until)
+        end()
+        await leaving
+        assert all("b" in holders(cluster, i) for i in numbers)
+
+
 async def test_after_a_loss_the_survivors_make_new_replicas(way):
     async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
         await put(cluster.stores["a"], range(40))
@@ -152,6 +237,24 @@ async def test_after_a_loss_the_survivors_make_new_replicas(way):
         cluster.hub.kill("c")
         cluster.members.remove("c")
         await until(lambda: all({"a", "b"} <= holders(cluster, i) for i in range(40)))
+
+
+async def test_a_node_that_is_back_before_its_loss_is_noticed_gets_its_replicas(way):
+    """Its name and its share are the same, so the members never change."""
+    async with cluster_of("a", "b", "c", replicas=2, **way) as cluster:
+        await put(cluster.stores["a"], range(40))
+        theirs = [i for i in range(40) if "c" in holders(cluster, i)]
+        for name in "abc":
+            cluster.stores[name].keeper.start()
+        await until(lambda: all(cluster.stores[n].keeper._before for n in "abc"))
+        await cluster.stores.pop("c").close()
+        cluster.members.remove("c")
+        again = await cluster.add("c", replicas=2, **way)
+        again.keeper.start()
+        for name in "ab":
+            cluster.stores[name].keeper.lost("c")
+        await until(lambda: all("c" in holders(cluster, i) for i in theirs))
+        assert sum("c" in holders(cluster, i) for i in range(40)) == len(theirs)
 
 
 async def test_a_leaving_node_hands_over_what_it_has(way):
