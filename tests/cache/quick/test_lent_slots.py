@@ -467,9 +467,13 @@ async def test_threads_put_and_read_while_the_homes_evict(pool):
     done = set().union(*ends)
     assert len(done) > count // 2
     assert sum(len(questions) for questions in pool.asked) < count, "most go into lent slots"
-    here = [i for i in range(count) if pool.homes[home_of(i)].local.contains(key_of(i))]
+    whole = False
+    while not whole:  # the last announced blocks may still evict some
+        here = [i for i in range(count) if pool.homes[home_of(i)].local.contains(key_of(i))]
+        found = await pool.far.store.get_many([key_of(i) for i in here])
+        assert all(block in (None, block_of(i)) for i, block in zip(here, found, strict=True))
+        whole = None not in found
     assert len(here) > SLOTS
-    assert await pool.far.store.get_many([key_of(i) for i in here]) == [block_of(i) for i in here]
     for home in pool.homes.values():
         home.local.check_integrity()
         assert len(home.lending) <= SLOTS / 8
