@@ -213,6 +213,7 @@ async def test_a_peer_that_refuses_new_connections_has_given_this_node_up():
         channel.on_lost(lost.append)
         await a.open("b")
         await all_up(a)
+        await until(lambda: len(b._transports["tcp"]._served) == 2)  # it has greeted both
         other.links._acceptors.pop("data")
         for rail in bundle(a).connections():
             rail.connection._transport.abort()
