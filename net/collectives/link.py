@@ -82,6 +82,7 @@ class Link:
         with self._turn:
             self._closed = True
             self._turn.notify_all()
+        self._mailbox.abandon(self.rank)  # the thread that receives may wait for room, and then sees no end
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
