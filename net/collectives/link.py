@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,8 @@ HEAD = struct.Struct("<IqQQ")  # channel, tag, bytes, facts
 BYE, NEWS, USER, CALLS = 0, 1, 2, 3  # channels; BYE: this rank leaves
 NEWS_BYTES = 4096  # at most
 INLINE_BYTES = 16 << 10  # sent in the caller's thread
+PIECE_BYTES = 256 << 10
+"""Sent or read at a time: whether a large message moves shows after each of them."""
 
 
 class Link:
@@ -44,6 +47,7 @@ class Link:
         if sock.family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank = rank
+        self.progressed_ns = 0  # when bytes last went or came, by the monotonic clock
         self._sock, self._mailbox, self._on_end, self._on_news = sock, mailbox, on_end, on_news
         self._closed = False
         self._left = False
@@ -94,10 +98,10 @@ class Link:
         error: BaseException | None = None
         try:
             if len(data) <= INLINE_BYTES:
-                self._sock.sendall(head + bytes(data))
+                self._write(memoryview(head + bytes(data)))
             else:
-                self._sock.sendall(head)
-                self._sock.sendall(data)
+                self._write(memoryview(head))
+                self._write(data)
         except OSError as reason:
             error = RanksGone(f"rank {self.rank} takes no more messages ({reason})", [self.rank])
             with suppress(OSError):
@@ -106,6 +110,11 @@ class Link:
             self._sending = False
             self._turn.notify_all()
         ticket.end(error)
+
+    def _write(self, data: memoryview) -> None:
+        while len(data):
+            data = data[self._sock.send(data[:PIECE_BYTES]) :]
+            self.progressed_ns = time.monotonic_ns()
 
     def _send_queued(self) -> None:
         while True:
@@ -171,8 +180,9 @@ class Link:
     def _fill(self, into: memoryview) -> bool:
         """Read exactly this many bytes; False at the end of the stream."""
         while len(into):
-            count = self._sock.recv_into(into, 0, socket.MSG_WAITALL)
+            count = self._sock.recv_into(into[:PIECE_BYTES], 0, socket.MSG_WAITALL)
             if not count:
                 return False
+            self.progressed_ns = time.monotonic_ns()
             into = into[count:]
         return True

@@ -1,0 +1,99 @@
+"""Who counts as lost: ranks over sockets whose messages are slow, or never end. The ranks are threads here."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+import time
+
+import pytest
+
+from net.collectives.epochs import GroupOptions
+from net.collectives.errors import RanksGone
+from net.collectives.group import RankGroup
+
+SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
+
+
+class Store(dict):
+    """What ranks use of torch's store."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def delete_key(self, key):
+        self.pop(key, None)
+
+
+class Ranks:
+    """Groups over TCP in one process."""
+
+    def __init__(self, size, **options):
+        store, self.groups = Store(), {}
+        chosen = GroupOptions(shares_memory=False, **options)
+        self.each(range(size), lambda rank: self.groups.update({rank: RankGroup(store, rank, size, chosen)}))
+
+    @staticmethod
+    def each(ranks, call):
+        """`call(rank)` on all ranks at once; the results, or errors, by rank."""
+        results = {}
+
+        def run(rank):
+            try:
+                results[rank] = call(rank)
+            except RanksGone as error:
+                results[rank] = error
+
+        threads = {rank: threading.Thread(target=run, args=(rank,), daemon=True) for rank in ranks}
+        for thread in threads.values():
+            thread.start()
+        for thread in threads.values():
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads.values()), "a call does not end"
+        return results
+
+    def link(self, rank, other):
+        return self.groups[rank]._peers.links[other]
+
+
+@pytest.fixture
+def ranks():
+    made = []
+
+    def make(size, **options):
+        made.append(Ranks(size, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.each(one.groups, lambda rank, one=one: one.groups[rank].close())
+
+
+def pace(link, bytes_per_s):
+    link._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
+    link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+
+
+def test_a_rank_whose_message_moves_is_not_late(ranks):
+    three, memory = (
+        ranks(3, timeout_s=2.0),
+        [ctypes.create_string_buffer(bytes([rank]) * (5 << 20)) for rank in (1, 2, 3)],
+    )
+    pace(three.link(0, 1), 1 << 20)
+    began = time.monotonic()
+    ended = three.each(
+        three.groups, lambda rank: three.groups[rank].broadcast(ctypes.addressof(memory[rank]), 5 << 20, 0)
+    )
+    assert time.monotonic() - began > 3, "no message was slow"
+    assert ended == dict.fromkeys(range(3)) and memory[1].raw == memory[0].raw
+
+
+def test_only_the_rank_that_does_not_come_is_late(ranks):
+    three = ranks(3, timeout_s=2.0, on_loss="shrink")
+    ended = three.each((1, 2), lambda rank: three.groups[rank].barrier())
+    assert [error.ranks for error in ended.values()] == [(0,), (0,)]
+    assert three.each((1, 2), lambda rank: three.groups[rank].barrier()) == {1: None, 2: None}
