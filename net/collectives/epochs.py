@@ -248,7 +248,8 @@ class Epochs:
                         raise peers.reason()
                     decision = peers.membership.decide(self._calls.completed)
                     if decision is None and not peers.wait_report(deadline):
-                        silent = peers.membership.silent()
+                        silent = peers.still(peers.membership.silent())
+                        deadline = time.monotonic() + self.timeout_s / 10
             if silent:
                 peers.lose(silent, f"rank {', '.join(map(str, silent))} did not report within {self.timeout_s:g} s")
         self._tell_removed(decision.members)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from net.collectives import native, plan
-from net.collectives.errors import CallsDiffer, RanksGone
+from net.collectives.errors import RanksGone
 from net.collectives.link import CALLS, Link
 from net.collectives.mailbox import Mailbox
 from net.collectives.matching import Receive
@@ -23,7 +22,6 @@ from net.collectives.ticket import Ticket
 
 SPREAD_BYTES = 1 << 20
 """From here on, a broadcast to three or more others goes through all of them."""
-UNDERWAY_S = 1.0
 
 
 class ExchangeCalls:
@@ -194,15 +192,13 @@ class ExchangeCalls:
 
     def _end_messages(self, posted: Sequence[tuple[int, Ticket, Receive]], sent: Sequence[tuple[int, Ticket]]) -> None:
         """Nothing reads or writes the memory of a call that has failed: a message under way comes to its end, or its
-        connection is closed."""
+        connection to an end."""
         under_way = [(rank, ticket) for rank, ticket in sent if not ticket.ended()]
         for rank, ticket, receive in posted:
             if not ticket.ended() and not self._mailbox.cancel(receive, RanksGone("the call ended early")):
                 under_way.append((rank, ticket))
         for rank, ticket in under_way:
-            with suppress(RanksGone, CallsDiffer):
-                if not ticket.wait(UNDERWAY_S):
-                    self._links[rank].close()
+            self._links[rank].finish(ticket)
 
     def _wait(self, messages: list[tuple[int, Ticket]]) -> None:
         self._pending, self._moved_ns = messages, time.monotonic_ns()

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from net.collectives.errors import RanksGone
+from net.collectives.errors import CallsDiffer, RanksGone
 from net.collectives.mailbox import Mailbox, check
 from net.collectives.matching import Message, Receive
 from net.collectives.ticket import Ticket
@@ -29,8 +29,8 @@ PIECE_BYTES = 256 << 10
 
 
 class Link:
-    """One end. `on_end(link, why)` is called once, in the link's thread, unless `close` came first; `on_news(rank,
-    bytes)` for what the other side says about the group itself."""
+    """One end. `on_end(link, why)` is called once, in the link's thread or that of `finish`, unless `close` came first;
+    `on_news(rank, bytes)` for what the other side says about the group itself."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Link:
         on_news: Callable[[int, bytes], None],
         timeout_s: float,
     ) -> None:
-        """`timeout_s`: without any progress in sending, after which the link ends."""
+        """`timeout_s`: without any progress of a message, after which the link ends."""
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6)))
         if sock.family == socket.AF_INET:
@@ -49,8 +49,10 @@ class Link:
         self.rank = rank
         self.progressed_ns = 0  # when bytes last went or came, by the monotonic clock
         self._sock, self._mailbox, self._on_end, self._on_news = sock, mailbox, on_end, on_news
+        self._timeout_s = timeout_s
         self._closed = False
         self._left = False
+        self._why = ""  # this end closed the link
         self._turn = threading.Condition()
         self._sending = False
         self._queue: deque[tuple[bytes, memoryview, Ticket]] = deque()
@@ -93,6 +95,27 @@ class Link:
             if thread is not threading.current_thread():
                 thread.join()
         self._sock.close()
+
+    def finish(self, ticket: Ticket) -> None:
+        """Wait for the end of a message under way while bytes move. Without any for `timeout_s` the link ends, and the
+        ticket with it. The time is counted in steps: it stands still while this process is stopped."""
+        step_s, silent_s, seen_ns = self._timeout_s / 10, 0.0, -1
+        with suppress(RanksGone, CallsDiffer):
+            while not ticket.wait(step_s):
+                silent_s = silent_s + step_s if self.progressed_ns == seen_ns else 0.0
+                seen_ns = self.progressed_ns
+                if silent_s >= self._timeout_s:
+                    self._lose(f"rank {self.rank} stopped in the middle of a message")
+                    return
+
+    def _lose(self, why: str) -> None:
+        with self._turn:
+            ended, self._closed = self._closed, True
+            if not ended:
+                self._why = why
+        self.close()
+        if not ended:
+            self._on_end(self, why)
 
     def _send_one(self, head: bytes, data: memoryview, ticket: Ticket) -> None:
         error: BaseException | None = None
@@ -153,7 +176,9 @@ class Link:
             why = f"the process of rank {self.rank} has ended"
         except (OSError, ValueError) as error:  # ValueError: no message of this protocol
             why = f"lost rank {self.rank}: {error}"
-        if self._left:
+        if self._why:
+            why = self._why
+        elif self._left:
             why = f"rank {self.rank} has left the group"
         self._mailbox.lost(self.rank, why, going)
         with self._turn:

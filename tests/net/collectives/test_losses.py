@@ -97,3 +97,25 @@ def test_only_the_rank_that_does_not_come_is_late(ranks):
     ended = three.each((1, 2), lambda rank: three.groups[rank].barrier())
     assert [error.ranks for error in ended.values()] == [(0,), (0,)]
     assert three.each((1, 2), lambda rank: three.groups[rank].barrier()) == {1: None, 2: None}
+
+
+def test_survivors_whose_messages_move_keep_each_other(ranks):
+    three, nbytes = ranks(3, timeout_s=2.0, on_loss="shrink"), 10 << 20
+    memory = [ctypes.create_string_buffer(nbytes) for _ in range(2)]
+    for one, other in ((0, 1), (1, 0)):
+        pace(three.link(one, other), 1 << 20)
+
+    def run(rank):
+        if rank == 2:
+            while not (three.link(0, 1).progressed_ns and three.link(1, 0).progressed_ns):
+                time.sleep(0.01)
+            for other in (0, 1):
+                three.link(2, other)._sock.shutdown(socket.SHUT_RDWR)
+        else:
+            address = ctypes.addressof(memory[rank])
+            three.groups[rank].all_reduce(address, address, nbytes // 4, "float32", "sum")
+
+    ended = three.each(three.groups, run)
+    assert [ended[rank].ranks for rank in (0, 1)] == [(2,), (2,)]
+    assert three.each((0, 1), lambda rank: three.groups[rank].barrier()) == {0: None, 1: None}
+    assert [three.groups[rank].members for rank in (0, 1)] == [(0, 1), (0, 1)]
