@@ -46,6 +46,7 @@ class Link:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6)))
         if sock.family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_host(sock, timeout_s)
         self.rank = rank
         self.progressed_ns = 0  # when bytes last went or came, by the monotonic clock
         self._sock, self._mailbox, self._on_end, self._on_news = sock, mailbox, on_end, on_news
@@ -192,7 +193,6 @@ class Link:
         if isinstance(going, Receive) and check(going, self.rank, nbytes, facts):
             if not self._fill(going.into[0]):
                 return False
-            going.waiter.source = self.rank
             going.waiter.end()
             return True
         data = bytearray(nbytes)
@@ -211,3 +211,12 @@ class Link:
             self.progressed_ns = time.monotonic_ns()
             into = into[count:]
         return True
+
+
+def watch_host(sock: socket.socket, timeout_s: float) -> None:
+    """The kernel ends the connection if the other host does not answer for this long, also while nothing is sent."""
+    idle_s = min(max(1, int(timeout_s / 4)), 32767)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * timeout_s), (1 << 31) - 1))

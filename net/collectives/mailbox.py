@@ -54,7 +54,7 @@ class Mailbox:
                 self._matching.cancel(receive)
                 ticket.end(RanksGone(self._gone[source], [source]))
             elif message is not None and message.data is None:
-                message.taker = receive
+                message.taker, ticket.source = receive, message.source
                 message = None
             self._changed.notify_all()
         if message is not None:
@@ -77,6 +77,7 @@ class Mailbox:
                     return Message(source, key, nbytes)
                 receive = self._matching.arrived(source, key)
                 if receive is not None:
+                    receive.waiter.source = source
                     return receive
                 if source in self._abandoned:
                     return Message(source, key, nbytes)

@@ -12,6 +12,7 @@ import pytest
 from net.collectives.epochs import GroupOptions
 from net.collectives.errors import RanksGone
 from net.collectives.group import RankGroup
+from net.collectives.link import HEAD, USER
 
 SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
 
@@ -52,7 +53,7 @@ class Ranks:
         for thread in threads.values():
             thread.start()
         for thread in threads.values():
-            thread.join(60)
+            thread.join(20)
         assert not any(thread.is_alive() for thread in threads.values()), "a call does not end"
         return results
 
@@ -119,3 +120,40 @@ def test_survivors_whose_messages_move_keep_each_other(ranks):
     assert [ended[rank].ranks for rank in (0, 1)] == [(2,), (2,)]
     assert three.each((0, 1), lambda rank: three.groups[rank].barrier()) == {0: None, 1: None}
     assert [three.groups[rank].members for rank in (0, 1)] == [(0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("source", [0, None])
+def test_a_receive_ends_although_its_message_does_not(ranks, source):
+    two, memory = ranks(2, timeout_s=0.5), ctypes.create_string_buffer(1000)
+    ticket, give_up = two.groups[1].receive(ctypes.addressof(memory), 1000, source, 7)
+    two.link(0, 1)._sock.sendall(HEAD.pack(USER, 7, 1000, 0) + bytes(500))
+    while not two.link(1, 0).progressed_ns:
+        time.sleep(0.01)
+
+    def run(rank):
+        give_up()
+        ticket.wait()
+
+    ended = two.each([1], run)[1]
+    assert ended.ranks == (0,) and "in the middle of a message" in str(ended)
+    assert two.groups[1].gone() == [0]
+
+
+def test_a_receive_that_gave_up_gets_a_message_that_moves(ranks):
+    two, nbytes = ranks(2, timeout_s=2.0), 3 << 20
+    given, memory = ctypes.create_string_buffer(b"x" * nbytes), ctypes.create_string_buffer(nbytes)
+    pace(two.link(0, 1), 1 << 20)
+    ticket, give_up = two.groups[1].receive(ctypes.addressof(memory), nbytes, 0, 7)
+    two.groups[0].send(ctypes.addressof(given), nbytes, 1, 7)
+    while not two.link(1, 0).progressed_ns:
+        time.sleep(0.01)
+    two.each([1], lambda rank: give_up())
+    assert ticket.ended() and ticket.error is None and ticket.source == 0 and memory.raw == given.raw[:nbytes]
+
+
+def test_a_connection_between_hosts_ends_with_the_other_host(ranks):
+    """A host that vanishes sends no end: the kernel has to ask, and to give up at the timeout."""
+    sock = ranks(2, timeout_s=8.0).link(0, 1)._sock
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
