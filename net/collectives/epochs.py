@@ -1,7 +1,7 @@
 """Epochs: the members of a group, and how they change: by losses, by agreement among those that are left, by joining.
 
-A rank is gone when its process ends, when it leaves, and when a call waits for it longer than `timeout_s`. The call
-that runs then ends with RanksGone, and `on_loss` says what follows:
+A rank is gone when its process ends, when it leaves, and when a call waits for it longer than `timeout_s` and nothing
+of its messages moves. The call that runs then ends with RanksGone, and `on_loss` says what follows:
 
     fail       so do all later calls, until the others agree on who is left (`recover`, by each of them)
     shrink     the others agree at once, and later calls go on among them
@@ -248,7 +248,8 @@ class Epochs:
                         raise peers.reason()
                     decision = peers.membership.decide(self._calls.completed)
                     if decision is None and not peers.wait_report(deadline):
-                        silent = peers.membership.silent()
+                        silent = peers.still(peers.membership.silent())
+                        deadline = time.monotonic() + self.timeout_s / 10
             if silent:
                 peers.lose(silent, f"rank {', '.join(map(str, silent))} did not report within {self.timeout_s:g} s")
         self._tell_removed(decision.members)
@@ -318,8 +319,8 @@ class Epochs:
                 resumed = now
             last = now
             with self._looking:
-                moved = self._calls.moved_ns()
-                is_late = moved and now - max(moved, resumed) > 1e9 * self.timeout_s
-                late = self._calls.late() if is_late else []
-            for rank in late:
-                self._peers.lose([rank], f"rank {rank} was more than {self.timeout_s:g} s late")
+                late = self._calls.late()
+                moved = self._calls.moved_ns()  # read after the ranks: it is new if they belong to a call that is over
+            if moved and now - max(moved, resumed) > 1e9 * self.timeout_s:
+                for rank in late:
+                    self._peers.lose([rank], f"rank {rank} was more than {self.timeout_s:g} s late")

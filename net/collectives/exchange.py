@@ -11,10 +11,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from net.collectives import native, plan
-from net.collectives.errors import CallsDiffer, RanksGone
+from net.collectives.errors import RanksGone
 from net.collectives.link import CALLS, Link
 from net.collectives.mailbox import Mailbox
 from net.collectives.matching import Receive
@@ -23,7 +22,6 @@ from net.collectives.ticket import Ticket
 
 SPREAD_BYTES = 1 << 20
 """From here on, a broadcast to three or more others goes through all of them."""
-UNDERWAY_S = 1.0
 
 
 class ExchangeCalls:
@@ -33,21 +31,24 @@ class ExchangeCalls:
         self, links: Mapping[int, Link], mailbox: Mailbox, ranks: Sequence[int], me: int, epoch: int, calls: int
     ) -> None:
         """`links`: by rank, of all members but this one, which is ranks[me]."""
-        self._links, self._mailbox, self._ranks, self._me = links, mailbox, list(ranks), me
+        self._links, self._mailbox, self._ranks, self._me = dict(links), mailbox, list(ranks), me
         self._epoch, self.completed = epoch, calls
         mailbox.begin(CALLS, epoch)
-        self._waiting: set[int] = set()
-        self._moved_ns = 0
+        self._pending: list[tuple[int, Ticket]] = []  # rank and message, of the messages that the call waits for
+        self._moved_ns = 0  # when one of them began or ended; 0: it waits for none
         self._stopped = False
 
     def stop(self) -> None:
         self._stopped = True
 
     def moved_ns(self) -> int:
-        return self._moved_ns
+        """When the running call last moved on, if only by some bytes, by the monotonic clock; 0 if none runs."""
+        moved = self._moved_ns
+        return moved and max([moved, *(self._links[rank].progressed_ns for rank in self.late())])
 
     def late(self) -> list[int]:
-        return sorted(self._waiting)
+        """The ranks that the running call waits for."""
+        return sorted({rank for rank, ticket in self._pending if not ticket.ended()})
 
     def barrier(self) -> None:
         empty = dict.fromkeys(self._others, (0, 0))
@@ -174,44 +175,38 @@ class ExchangeCalls:
         if self._stopped:
             raise RanksGone("the members of the group have changed")
         sign = plan.signature(kind, self._epoch, self.completed, *facts)
-        self._waiting = {self._ranks[member] for member in ins}
-        self._moved_ns = time.monotonic_ns()
         posted = []
         for member, (address, nbytes) in ins.items():
             rank = self._ranks[member]
             posted.append((rank, *self._mailbox.post(rank, (CALLS, self._epoch), view(address, nbytes), sign)))
-        sent = [
-            self._links[self._ranks[member]].send(CALLS, self._epoch, view(address, nbytes), sign)
-            for member, (address, nbytes) in outs.items()
-        ]
+        sent = []
+        for member, (address, nbytes) in outs.items():
+            rank = self._ranks[member]
+            sent.append((rank, self._links[rank].send(CALLS, self._epoch, view(address, nbytes), sign)))
         try:
-            for rank, ticket, _ in posted:
-                self._wait(ticket)
-                self._waiting.discard(rank)
-                self._moved_ns = time.monotonic_ns()
-            self._waiting = {self._ranks[member] for member in outs}
-            for ticket in sent:
-                self._wait(ticket)
+            self._wait([(rank, ticket) for rank, ticket, _ in posted])
+            self._wait(sent)
         finally:
             self._moved_ns = 0
-            self._end_messages(posted, list(zip(outs, sent, strict=True)))
+            self._end_messages(posted, sent)
 
     def _end_messages(self, posted: Sequence[tuple[int, Ticket, Receive]], sent: Sequence[tuple[int, Ticket]]) -> None:
         """Nothing reads or writes the memory of a call that has failed: a message under way comes to its end, or its
-        connection is closed."""
-        under_way = [(self._ranks[member], ticket) for member, ticket in sent if not ticket.ended()]
+        connection to an end."""
+        under_way = [(rank, ticket) for rank, ticket in sent if not ticket.ended()]
         for rank, ticket, receive in posted:
             if not ticket.ended() and not self._mailbox.cancel(receive, RanksGone("the call ended early")):
                 under_way.append((rank, ticket))
         for rank, ticket in under_way:
-            with suppress(RanksGone, CallsDiffer):
-                if not ticket.wait(UNDERWAY_S):
-                    self._links[rank].close()
+            self._links[rank].finish(ticket)
 
-    def _wait(self, ticket: Ticket) -> None:
-        while not ticket.wait(0.02):
-            if self._stopped:
-                raise RanksGone("the members of the group have changed")
+    def _wait(self, messages: list[tuple[int, Ticket]]) -> None:
+        self._pending, self._moved_ns = messages, time.monotonic_ns()
+        for _, ticket in messages:
+            while not ticket.wait(0.02):
+                if self._stopped:
+                    raise RanksGone("the members of the group have changed")
+            self._moved_ns = time.monotonic_ns()
 
 
 def facts_of(facts: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:

@@ -80,12 +80,20 @@ class RankGroup(Epochs):
         return link.send(USER, tag, view(memory, nbytes))
 
     def receive(self, memory: int, nbytes: int, rank: int | None, tag: int) -> tuple[Ticket, Callable[[], object]]:
-        """From any rank if `rank` is None. The second value gives up: the ticket then ends with RanksGone."""
+        """From any rank if `rank` is None. The second value gives up: the ticket then ends with RanksGone, or with the
+        message if that has begun and its bytes go on moving."""
         if rank is not None and rank not in self._peers.links:
             self._unlinked(rank)
         ticket, receive = self._peers.mailbox.post(rank, (USER, tag), view(memory, nbytes))
         late = RanksGone(f"no message from {'any rank' if rank is None else f'rank {rank}'} came in time", [])
-        return ticket, lambda: self._peers.mailbox.cancel(receive, late)
+
+        def give_up() -> None:
+            if not self._peers.mailbox.cancel(receive, late):
+                link = self._peers.links.get(ticket.source)
+                if link is not None:
+                    link.finish(ticket)
+
+        return ticket, give_up
 
     def _unlinked(self, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.slots:

@@ -20,6 +20,7 @@ class Mailbox:
         self._matching = Matching()
         self._linked: set[int] = set()
         self._gone: dict[int, str] = {}
+        self._abandoned: set[int] = set()
         self._least: dict[int, int] = {}  # channel -> tags below are over
         self._closed = False
 
@@ -27,6 +28,13 @@ class Mailbox:
         with self._changed:
             self._linked.add(rank)
             self._gone.pop(rank, None)
+            self._abandoned.discard(rank)
+
+    def abandon(self, rank: int) -> None:
+        """The link to this rank is about to close: what it still reads waits for no room, and is not kept."""
+        with self._changed:
+            self._abandoned.add(rank)
+            self._changed.notify_all()
 
     def begin(self, channel: int, tag: int) -> None:
         """Drop all messages of this channel with lower tags, also those that are still to come."""
@@ -46,7 +54,7 @@ class Mailbox:
                 self._matching.cancel(receive)
                 ticket.end(RanksGone(self._gone[source], [source]))
             elif message is not None and message.data is None:
-                message.taker = receive
+                message.taker, ticket.source = receive, message.source
                 message = None
             self._changed.notify_all()
         if message is not None:
@@ -69,7 +77,10 @@ class Mailbox:
                     return Message(source, key, nbytes)
                 receive = self._matching.arrived(source, key)
                 if receive is not None:
+                    receive.waiter.source = source
                     return receive
+                if source in self._abandoned:
+                    return Message(source, key, nbytes)
                 early = self._matching.early_bytes
                 if self._closed or not early or early + nbytes <= EARLY_BYTES:
                     message = Message(source, key, nbytes)

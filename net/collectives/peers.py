@@ -108,6 +108,12 @@ class Peers:
         """With `changed` held: until something changes; False at the deadline."""
         return self.changed.wait(max(0.0, deadline - time.monotonic()))
 
+    def still(self, ranks: Iterable[int]) -> list[int]:
+        """Those of the ranks whose messages have not moved for the timeout."""
+        since = time.monotonic_ns() - 1e9 * self._timeout_s
+        links = {rank: self.links.get(rank) for rank in ranks}
+        return [rank for rank, link in links.items() if link is None or link.progressed_ns < since]
+
     def close(self) -> None:
         self.meeting.close()
         for link in self.links.values():

@@ -14,7 +14,7 @@ class Ticket:
         self._ended = threading.Event()
         self._then: list[Callable[[Ticket], None]] = []
         self.error: BaseException | None = None
-        self.source = -1  # of a message
+        self.source = -1  # of a message, once it has begun
 
     def end(self, error: BaseException | None = None) -> None:
         with self._lock:

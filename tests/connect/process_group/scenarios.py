@@ -24,6 +24,7 @@ from connect.process_group.register import (
     register,
     sync_after_failure,
 )
+from net.collectives import mailbox
 from net.collectives.errors import CallsDiffer, RanksGone
 
 TIMEOUT = timedelta(seconds=20)
@@ -339,6 +340,26 @@ def killed_sender(rank, size, folder):
     assert len(told) == 2
     time.sleep(0.6)  # the other one still waits
     return "; ".join(told)
+
+
+def killed_with_messages_unread(rank, size, folder):
+    """Rank 1 is killed after it sent more than the others have room for, so that they do not read its end."""
+    mailbox.EARLY_BYTES = 100
+    start(rank, size, folder, timeout=timedelta(seconds=1), on_loss="shrink")
+    dist.barrier()
+    if rank == 1:
+        for other in {*range(size)} - {1}:
+            for _ in range(2):
+                dist.send(torch.zeros(80, dtype=torch.uint8), other)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.barrier()
+    except RanksGone as error:
+        assert error.ranks == (1,)
+    else:
+        raise AssertionError("a rank is missing, and the call ended well")
+    dist.barrier()
+    return get_active_ranks().tolist()
 
 
 def rejoined(rank, size, folder):

@@ -84,6 +84,12 @@ def test_receives_end_without_their_source(forks):
         assert "rank 1 has ended" in text and "came in time" in text
 
 
+def test_survivors_go_on_although_a_killed_rank_sent_more_than_they_have_room_for(forks):
+    answer = forks("killed_with_messages_unread", 3)
+    assert answer.pop(1)[0] == -9
+    assert told(answer) == ["[1, 0, 1]"] * 2
+
+
 @pytest.mark.parametrize("env", [{}, TCP], ids=["shm", "tcp"])
 def test_a_new_process_takes_the_place_of_a_rank_and_another_joins(forks, env):
     answer = forks("rejoined", 3, env, joiners=[1, 3])
