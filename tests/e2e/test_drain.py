@@ -89,11 +89,12 @@ async def drained_under_load(cluster: LocalCluster, leaver: Node, door: Node) ->
 def test_drain_drops_no_request(start: Start, tiny_model):
     with start("mixed=2", *tiny_model, "--served-model-name", "tiny") as cluster:
         leaver, door = cluster.nodes
+        begun = {node.name: len(node.log.read_text()) for node in cluster.nodes}  # a busy start may cost a connection
         events = asyncio.run(drained_under_load(cluster, leaver, door))
         assert leaver.process.wait(30) == 0
         with pytest.raises(rest.RestError, match="answers 409"):
             rest.post(door.url + "/drain", {})
         assert "will place them again" not in leaver.log.read_text()
-        assert "without a bye" not in leaver.log.read_text() + door.log.read_text()
+        assert all("without a bye" not in node.log.read_text()[begun[node.name] :] for node in (leaver, door))
     assert [e[-1] for e in events] == ["[DONE]"] * 8
     assert {json.loads(e[-2])["choices"][0]["finish_reason"] for e in events} == {"length"}
