@@ -390,7 +390,7 @@ class Cluster:
         self._left -= 1
         if self.turns is not None:
             self.turns.over(job, list(job.blocks[: job.input_tokens // self.config.block_tokens]))
-        self.lengths.ended.ended(job.resumed + job.output_tokens)
+        self.lengths.ended.ended(job.answer_tokens)
 
     def preempted(self, node: Node, job: Job) -> None:
         """Its KV is gone: this node computes the prompt and the answer so far again."""
