@@ -86,7 +86,7 @@ class Cluster:
         self.links = SimLinks(config.links, self.network, self.loop, config.seed, told)
         self.slowness = [1.0] * len(self.nodes)
         self._told_costs: list[tuple[tuple[float, float, float], float] | None] = [None] * len(self.nodes)
-        candidates = [making.candidate(config, self.model, node) for node in self.nodes]
+        candidates = [making.candidate(config, node) for node in self.nodes]
         reused = None if self.model.kv is None else self._reused
         self.placing = Placing(
             config, self.loop, self.rng, candidates, self.links, Answers(self._step_soon, reused), self._equip
@@ -390,7 +390,7 @@ class Cluster:
         self._left -= 1
         if self.turns is not None:
             self.turns.over(job, list(job.blocks[: job.input_tokens // self.config.block_tokens]))
-        self.lengths.ended.ended(job.resumed + job.output_tokens)
+        self.lengths.ended.ended(job.answer_tokens)
 
     def preempted(self, node: Node, job: Job) -> None:
         """Its KV is gone: this node computes the prompt and the answer so far again."""

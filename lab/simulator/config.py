@@ -72,7 +72,7 @@ class SimConfig:
     max_step_s: float = 0.0  # maximum time of a step with prompts (--max-step-ms of nodes); 0 = none
     step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
     heavy_chunk_tokens: int = 0  # --prefill-chunk-tokens of the prefill-heavy nodes (--placement taichi); 0 = of all
-    prefill_share: float = 0.0  # prefill-I and decode-I share a GPU, see rivals/nexus.py; 0 = one GPU each
+    prefill_share: float = 0.0  # prefill-I and decode-I halve a GPU, its memory too (rivals/nexus.py); 0 = none
     contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
     nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's
     fat_tree: str = ""  # NODESxHOSTSxRACKS[:RACK_RATIO[:POD_RATIO]], see lab/simulator/fabric/tree.py; "" = one switch

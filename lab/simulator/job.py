@@ -72,6 +72,11 @@ class Job:
         return self.goal - self.computed
 
     @property
+    def answer_tokens(self) -> int:
+        """Of all attempts; `output_tokens` are those of the last one."""
+        return self.resumed + self.output_tokens
+
+    @property
     def context(self) -> int:
         """Tokens that have KV during decoding."""
         return self.input_tokens + self.decoded
@@ -83,7 +88,7 @@ class Job:
     @property
     def tbt(self) -> float:
         """Mean gap between tokens, the hand-over included; NaN for one token."""
-        gaps = self.resumed + self.output_tokens - 1
+        gaps = self.answer_tokens - 1
         return (self.finished - self.first_token) / gaps if gaps else float("nan")
 
     @property

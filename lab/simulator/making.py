@@ -58,6 +58,8 @@ def nodes(
     def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
         unlike = _class_of(config, name)
         own = model if unlike is None else model.faster(unlike.speed)
+        if config.prefill_share:
+            own = half_memory(own, roles)
         chunk = config.chunk_tokens or own.chunk_tokens
         classes = with_objectives(config.slo)
         order = make_order(classes)
@@ -74,6 +76,12 @@ def nodes(
         return Node(loop, seat, machine, rules, events, lambda now: slowness(index), knows)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
+
+
+def half_memory(model: StepModel, roles: Sequence[str]) -> StepModel:
+    """The model of one of the two halves of a GPU, which divide its KV memory evenly."""
+    half = model.kv_tokens // 2
+    return replace(model, kv_tokens=model.kv_tokens - half if "prefill" in roles else half)
 
 
 def counts(config: SimConfig, at_begin: bool = False) -> dict[str, int]:
@@ -186,9 +194,9 @@ def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[D
     return [Disk(loop, bytes_s, model.ssd_iops) for _ in range(count)]
 
 
-def candidate(config: SimConfig, model: StepModel, node: Node) -> Candidate:
+def candidate(config: SimConfig, node: Node) -> Candidate:
     """The node as placement sees it at the beginning."""
-    blocks = model.kv_tokens // config.block_tokens
+    blocks = node.model.kv_tokens // config.block_tokens
     return Candidate(
         node_id=node.name,
         roles=node.roles,

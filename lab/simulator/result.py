@@ -63,14 +63,14 @@ def figures(
     return {
         **of_requests(jobs, good),
         "tail_tbt_s": spread(job.tail_tbt for job in done),
-        "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
+        "longest_gap_s": spread(job.longest_gap for job in done if job.answer_tokens > 1),
         "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
         "node_hours": sum(paid.values()) / HOUR_S / _parts(cluster),
         "cost_per_million_tokens": _cost(cluster, paid, good),
         "busy_cost_per_million_tokens": _cost(cluster, {node.name: node.busy_s for node in cluster.nodes}, good),
         "scale_changes": len(cluster.scaling.changes),
         "good_requests_s": len(good) / span if span else 0.0,
-        "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
+        "output_tokens_s": sum(job.answer_tokens for job in done) / span if span else 0.0,
         "pool_fetches": sum(job.source == "pool" for job in placed),
         "fetched_tokens": sum(job.fetched_tokens for job in placed),
         "ssd_tokens": sum(job.ssd_tokens for job in placed),
@@ -160,7 +160,7 @@ def kept(
     wanted = classes[job.service_class]
     late = job.ttft > (wanted.ttft_s if ttft_slo_s is None else ttft_slo_s)
     tbt = job.tail_tbt if tail_tbt else job.tbt
-    slow = job.output_tokens > 1 and tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)
+    slow = job.answer_tokens > 1 and tbt > (wanted.tbt_s if tbt_slo_s is None else tbt_slo_s)
     return not late and not slow
 
 

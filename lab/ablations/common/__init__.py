@@ -8,6 +8,7 @@ Files:
                   open
     looks         Additional results of a run, computed from its requests: how long a shock lasts, how evenly work is
                   spread
+    memory        KV memory of simulated nodes that keep a stated number of blocks, however many requests they run
     metrics       The metrics of ablations by name: each is read from a run's figures, or from those of a look
     own_policies  The user's policies in an ablation: one more case, its last one with them
     plot          An outcome as SVG or PNG: curves if cases have an x, otherwise bars, together with the paper's

@@ -29,8 +29,15 @@ DEFAULT_REQUESTS = 4000
 ROWS = {"conversation": 12_031, "synthetic": 3_993, "toolagent": 23_608}
 """Requests in each released trace."""
 
-T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""Student's t for 95 %, by degrees of freedom."""
+T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t for 95 %, of 1 degree of freedom and more."""
+
+T95_MORE = {40: 2.021, 60: 2.000, 120: 1.980}
+"""The same for more degrees of freedom; of those between, the next lower one counts, which is the wider interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,11 +314,18 @@ def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
     return GENERATORS[kind](seed, requests)
 
 
+def student_t(freedom: int) -> float:
+    """Half of a 95 % interval of a mean over its standard error; `freedom`: degrees of freedom, at least 1."""
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    return min((t for least, t in T95_MORE.items() if least <= freedom), default=T95[-1])
+
+
 def estimated(values: Sequence[float]) -> Estimated:
     mean, samples = fmean(values), tuple(values)
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return Estimated(mean, math.nan, samples)
-    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)), samples)
+    return Estimated(mean, student_t(len(values) - 1) * stdev(values) / math.sqrt(len(values)), samples)
 
 
 first_requests = partial(Workload, "conversation")

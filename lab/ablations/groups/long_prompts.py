@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lab.ablations.common.ablation import Ablation, Estimated
-from lab.ablations.common.evidence import relative
+from lab.ablations.common.evidence import above, relative
 from lab.ablations.common.metrics import metric
-from lab.ablations.groups.case import GroupCase
+from lab.ablations.groups.case import OVERLOADED, GroupCase
 from lab.simulator.models.prefill_group import WAYS
 
 KTOKENS = (8, 32, 128, 1024)
@@ -17,6 +17,7 @@ READ = 4
 
 ALONE, BESIDE, FULL = "TTFT alone, s", "TTFT with shorts, s", "TTFT with a queue of shorts, s"
 SHORT, LATE, RATE, BYTES = "mean TTFT of shorts, s", "p99 TTFT of shorts, s", "shorts/s in a queue", "received, GB"
+OPEN = "shorts without a token at the end"
 WAITING, COMPUTING = "waiting inside steps", "computing with a queue"
 COST = "cost per million tokens"
 
@@ -49,8 +50,16 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         f"Divided tokens against a pipeline, {READ} nodes: {'; '.join(told)}. At {SLOW_GBIT:g} Gbit/s TTFT of 128k "
         f"alone changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against "
         "dividing tokens: less utilization, and more traffic next to the KV transfer. The hand-over is not simulated, "
-        "so the traffic competes with nothing here."
+        f"so the traffic competes with nothing here.{_overloaded(values)}"
     )
+
+
+def _overloaded(values: dict[str, dict[str, Estimated]]) -> str:
+    """A sentence that names the cases whose queue of short prompts grows; else empty."""
+    found = [f'"{case}"' for case, of in values.items() if above(of[OPEN], OVERLOADED)]
+    if not found:
+        return ""
+    return f" Overloaded, so that the short prompts have no TTFT but that of the length of the run: {', '.join(found)}."
 
 
 def _against(values: dict[str, dict[str, Estimated]], ktokens: int, pipeline: str, context: str) -> str:
@@ -64,8 +73,9 @@ LONG_PROMPTS = Ablation(
     "What computes a long prompt on several nodes best, and what does it cost short prompts?",
     f"Long prompts one after the other on all nodes, with short ones of 500 to 1,500 tokens: none, {LOAD:.0%} of the "
     "nodes' time, or enough for every node to have some at any time. A chunk of a long prompt and a step of short "
-    "ones take turns, as on nodes, whatever their length. Cost: 1 per node and hour, over the tokens of all prompts "
-    "with a queue of short ones.",
+    "ones take turns, as on nodes, whatever their length. Every short prompt that arrives before the end of the last "
+    f"long one counts; a run in which {OVERLOADED:.0%} of them have no token then tells no TTFT of them. Cost: 1 per "
+    "node and hour, over the tokens of all prompts with a queue of short ones.",
     cases,
     {
         ALONE: metric("alone_s"),
@@ -73,6 +83,7 @@ LONG_PROMPTS = Ablation(
         FULL: metric("full_s"),
         SHORT: metric("short_s"),
         LATE: metric("short_p99_s"),
+        OPEN: metric("open"),
         RATE: metric("shorts_per_s"),
         COMPUTING: metric("computing"),
         WAITING: metric("waiting_alone"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lab.ablations.common.ablation import Ablation
+from lab.ablations.common.ablation import Ablation, Estimated
 from lab.ablations.live.loads import Shape, requests, specs
 from lab.ablations.live.play import Played
 from lab.ablations.live.throttle import ALL_FAST, Slow
@@ -59,6 +59,23 @@ class LiveCase:
 
 
 LiveAblation = Ablation[LiveCase]
+
+FAILED = "failed"
+"""The metric of every live ablation that does not have one of its own: the share of the requests that have neither an
+answer nor a refusal."""
+
+Reading = Callable[[dict[str, dict[str, Estimated]]], str]
+
+
+def naming_failures(reading: Reading) -> Reading:
+    """The same sentences, and one that names the cases in which requests failed."""
+
+    def both(values: dict[str, dict[str, Estimated]]) -> str:
+        found = [f'"{case}"' for case, of in values.items() if FAILED in of and of[FAILED].mean > 0]
+        named = f" Some requests failed, and their times are in no latency: {', '.join(found)}." if found else ""
+        return reading(values) + named
+
+    return both
 
 
 def of_shape(name: str, shape: Shape) -> Workload:

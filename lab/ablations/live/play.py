@@ -153,7 +153,8 @@ def _kept(one: Outcome, ttft_slo_s: float, tbt_slo_s: float) -> bool:
 
 
 def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
-    """The figures of lab.simulator.result that a client can see, and `errors`: failures except refusals."""
+    """The figures of lab.simulator.result that a client can see, and failures except refusals: `errors`, and `failed`,
+    their share of the requests, which are in no latency."""
     outcomes = played.outcomes
     good = [one for one in outcomes if one.error is None]
     refused = sum(one.error is not None and one.error.startswith("status 429") for one in outcomes)
@@ -164,6 +165,7 @@ def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, An
         "requests": len(outcomes),
         "finished": len(good),
         "refused": refused,
+        "failed": (len(outcomes) - len(good) - refused) / len(outcomes),
         "errors": sorted({one.error for one in outcomes if one.error and not one.error.startswith("status 429")}),
         "seconds": played.seconds,
         "ttft_s": spread([one.ttft_s for one in good]),

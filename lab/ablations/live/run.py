@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.ablations.common.ablation import Outcome
-from lab.ablations.live.case import LiveAblation, LiveCase
+from lab.ablations.live.case import LiveAblation, LiveCase, naming_failures
 from lab.ablations.live.play import Played, costs, doors, figures, pinned, play, warmed
 from lab.ablations.live.shares import CpuShares, Watch
 from lab.ablations.live.throttle import throttled
@@ -84,4 +84,4 @@ def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> LiveAbla
     if {case.label for case in own} <= {case.label for case in cases}:
         return replace(ablation, cases=lambda requests: cases)
     reading = "These are running clusters with their own configuration."
-    return replace(ablation, cases=lambda requests: cases, reading=lambda values: reading)
+    return replace(ablation, cases=lambda requests: cases, reading=naming_failures(lambda values: reading))

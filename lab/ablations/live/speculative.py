@@ -112,20 +112,22 @@ def look(kv: str) -> Look:
             after = counted(urls)
             done = [one.e2e_s for one in played.outcomes if one.error is None]
             found = per_step({name: after[name] - before[name] for name in after}, len(done))
-            return found | {"answer_s": fmean(done)} | draft_size(played.config or {})
+            return found | {"answer_s": fmean(done)} | draft_shares(played.config or {})
 
         return figures
 
     return begin
 
 
-def draft_size(config: Mapping[str, Any]) -> dict[str, float]:
-    """The parameters of a node's draft model over the target's, if scripts/tools.py cut-draft made it and it is on this
-    machine."""
+def draft_shares(config: Mapping[str, Any]) -> dict[str, float]:
+    """The parameters of a node's draft model, and its KV of a token, over the target's, if scripts/tools.py cut-draft
+    made it and it is on this machine. Its layers have as much KV as the target's. Raises ModelError."""
     directory = config.get("speculative_model")
     if not directory or not (Path(directory) / ABOUT).is_file():
         return {}
-    return {"draft_size": float(about(Path(directory))["size"])}
+    said = about(Path(directory))
+    layers = describe(said["model"]).config.num_layers
+    return {"draft_size": float(said["size"]), "draft_kv_share": said["layers"] / layers}
 
 
 COUNTS = ("decode_rows", "draft_tokens", "accepted_tokens")
@@ -186,7 +188,8 @@ SPECULATIVE = Ablation(
     f"1P+1D, a core each; {RATE_S:g} questions/s about texts of {PASSAGE_TOKENS} tokens, answers of {ANSWER_TOKENS}, "
     f"at most {DRAFTED} drafts per step; cold: every text is new; warm: {WARM_PASSAGES} texts, asked about before. "
     f"The draft model is the first {RECIPE.layers} layers of the target with an output layer of its own, trained on "
-    "text that the target wrote (scripts/tools.py cut-draft); its size is a share of the target's parameters.",
+    "text that the target wrote (scripts/tools.py cut-draft); its size and its KV are shares of the "
+    "target's parameters and KV.",
     lambda requests: [
         LiveCase(
             *(label(kv, method), workload(kv), "prefill=1,decode=1", flags(method)),
@@ -204,6 +207,7 @@ SPECULATIVE = Ablation(
         "acceptance": metric("acceptance"),
         "draft KV, tokens per request": metric("draft_prompt_tokens"),
         "draft size": metric("draft_size"),
+        "draft KV share": metric("draft_kv_share"),
     },
     reading,
 )

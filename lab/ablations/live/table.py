@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.metrics import COSTS
+from lab.ablations.common.metrics import COSTS, metric
 from lab.ablations.live.batching import COLOCATED
-from lab.ablations.live.case import LiveAblation
+from lab.ablations.live.case import FAILED, LiveAblation, naming_failures
 from lab.ablations.live.kv import OVERLAP, QUANTIZED
 from lab.ablations.live.overload import OVERLOAD
 from lab.ablations.live.placement import SCHEDULING
@@ -15,8 +15,17 @@ from lab.ablations.live.shifts import SHIFTS
 from lab.ablations.live.speculative import SPECULATIVE
 from lab.ablations.live.unlike import UNLIKE
 
+
+def _complete(one: LiveAblation) -> LiveAblation:
+    """With the metrics of all. `overload` counts its failures itself: it runs nodes beyond their capacity."""
+    made = replace(one, metrics=one.metrics | COSTS)
+    if one is OVERLOAD:
+        return made
+    return replace(made, metrics=made.metrics | {FAILED: metric("failed")}, reading=naming_failures(one.reading))
+
+
 LIVE: dict[str, LiveAblation] = {
-    one.name: replace(one, metrics=one.metrics | COSTS)
+    one.name: _complete(one)
     for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD, SHIFTS, SPECULATIVE, UNLIKE)
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lab.ablations.common.memory import keeping
 from lab.simulator.config import SimConfig
 
 DEFAULT = "mooncake"
@@ -18,7 +19,8 @@ COLOCATED, SPLIT = "colocated", "disaggregated"
 PLAIN = {"random": "random", "least loaded": "least-load"}
 """Baselines without ideas: placements of nodes on the nodes and the pool of the default."""
 
-POOL_BLOCKS = 6000
+POOL_BLOCKS = CACHE_BLOCKS = 6000
+"""Of a node: of its share of the pool, and those that its arena keeps in addition to the memory of its requests."""
 
 PLAIN_NODES = SimConfig(prefill=0, decode=0, mixed=16, batching_policy="dynamic", tbt_budget_s=0.0)
 """As nodes are without --role and --batching-policy."""
@@ -131,4 +133,7 @@ RIVALS |= {
 }
 """The placements that need no roles, on the nodes of the default."""
 
-CONFIGS: dict[str, SimConfig] = SYSTEMS | {name: rival.config for name, rival in RIVALS.items()}
+CONFIGS: dict[str, SimConfig] = {
+    name: keeping(config, CACHE_BLOCKS)
+    for name, config in (SYSTEMS | {name: rival.config for name, rival in RIVALS.items()}).items()
+}

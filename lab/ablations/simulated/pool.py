@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.evidence import relative, sign
+from lab.ablations.common.memory import RUNNING, keeping
 from lab.ablations.common.metrics import metric
 from lab.loads.changes import one_token
 from lab.simulator.config import SimConfig
 
 BLOCKS = 5860  # 3M tokens of 512
-RUNNING = 2539  # blocks of the model's memory on a node, for prompts that are computed
 NODES = 12  # 10 prefill, and 2 decode nodes without work
 TRACES = ("conversation", "synthetic")
 LOCAL = {
@@ -26,7 +26,7 @@ def cases(requests: int | None) -> list[Case]:
     made = []
     for trace in TRACES:
         work = Workload(trace, requests, jitter_s=0.0, change=one_token)
-        base = SimConfig(prefill=10, decode=NODES - 10, kv_blocks=RUNNING + BLOCKS, cache_blocks=BLOCKS)
+        base = keeping(SimConfig(prefill=10, decode=NODES - 10), BLOCKS)
         for placement, label in LOCAL.items():
             made.append(Case(f"{label}, {trace}", replace(base, placement=placement), work))
         pooled = replace(base, kv_blocks=RUNNING, cache_blocks=0, pool_blocks=10 * BLOCKS // NODES)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, first_requests
 from lab.ablations.common.evidence import in_order, relative, told
 from lab.ablations.common.looks import Copies
+from lab.ablations.common.memory import RUNNING, keeping
 from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
 
@@ -27,13 +28,14 @@ PAPER = {"random": 19.65, "load balancing": 5.27, "local cache-aware": 3.58, "gl
 """Worst first."""
 
 RANKS = (1, 10, 100)
+BLOCKS = 6000  # that a node keeps, and those of its share of a pool
 
 
 def cases(requests: int | None) -> list[Case]:
     return [
         Case(
             label,
-            SimConfig(placement=name, pool_blocks=6000 if "global" in label else 0),
+            keeping(SimConfig(placement=name, pool_blocks=BLOCKS if "global" in label else 0), BLOCKS),
             first_requests(requests),
             look=(Copies(RANKS),),
         )
@@ -70,8 +72,9 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 SCHEDULING = Ablation(
     "scheduling",
     "What does the choice of the prefill node gain?",
-    "8 prefill and 8 decode nodes, the conversation trace at its own speed; 6,000 blocks (3M tokens) per prefill node; "
-    "global policies also have a pool of the same size on every node.",
+    f"8 prefill and 8 decode nodes, the conversation trace at its own speed; a prefill node keeps {BLOCKS:,} blocks "
+    f"(3M tokens), and every node has memory for {RUNNING:,} more; global policies also have a pool of {BLOCKS:,} "
+    "blocks on every node.",
     cases,
     metrics("mean TTFT, s", "p90 TTFT, s", "hit rate")
     | {f"copies of key {rank}": metric(f"copies_{rank}") for rank in RANKS},

@@ -14,7 +14,7 @@ from lab.ablations.common.metrics import metric
 from lab.docs.figures import RESULTS, Result
 from lab.simulator.config import SimConfig
 from lab.simulator.models.speculation import kept_tokens, verifying
-from lab.simulator.models.step_models import PRESETS
+from lab.simulator.models.step_models import LLAMA3_8B, LLAMA3_70B, PRESETS
 
 RESULT, LIVE_RESULT = "speculative", "speculative-live"
 """The benchmark and the live ablation whose newest results tell the acceptance."""
@@ -23,23 +23,27 @@ MEASURED = re.compile(r"(\w+) x(\d+) (ngram|draft) auto")
 """A case of it: the kind of prompts, requests of a batch, the method. `auto`: the length of drafts follows their
 acceptance, as nodes do by default."""
 
-ASSUMED = {"n-grams": (0.3, 0.0), "draft model": (0.7, 8.03 / 70.6)}
-"""Sensitivity: (acceptance of each of DRAFTED tokens, parameters over the target's)."""
+SIZE, KV_SHARE = LLAMA3_8B.parameters / LLAMA3_70B.parameters, LLAMA3_8B.token_bytes / LLAMA3_70B.token_bytes
+"""Of the 8B shape over the target: parameters, and KV bytes of a token."""
+
+ASSUMED = {"n-grams": (0.3, 0.0, 0.0), "draft model": (0.7, SIZE, KV_SHARE)}
+"""Sensitivity: (acceptance of each of DRAFTED tokens, parameters and KV over the target's)."""
 
 DRAFTED = 4
 PLAIN = "no drafts"
-SIZES = {"ngram": 0.0, "draft": ASSUMED["draft model"][1]}
 METHODS = {"ngram": "n-grams", "draft": "draft model"}
 KV = {"cold": SimConfig(cache_blocks=0), "warm": SimConfig(pool_blocks=6000)}
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Of a request, per step: drafted tokens, kept tokens. `size`: of the draft model, over the target's."""
+    """Of a request, per step: drafted tokens, kept tokens. `size`, `kv_share`: the draft model's parameters, and its KV
+    of a token, over the target's."""
 
     drafted: float
     kept: float
     size: float
+    kv_share: float
 
 
 @lru_cache
@@ -55,7 +59,7 @@ def measured(folder: Path = RESULTS) -> tuple[str, dict[str, Drafts]]:
         drafted = result.row(case, "drafts per row and step")["ours"]
         kept = result.row(case, "tokens per row and step")["ours"]
         if int(batch) == largest[kind, method]:
-            found[f"{METHODS[method]} as measured, {kind}"] = Drafts(drafted, kept, SIZES[method])
+            found[f"{METHODS[method]} as measured, {kind}"] = Drafts(drafted, kept, *ASSUMED[METHODS[method]][1:])
     if not found:
         raise LookupError(f"{result.path.name} has no row of a measured acceptance")
     return result.path.name, found
@@ -64,8 +68,8 @@ def measured(folder: Path = RESULTS) -> tuple[str, dict[str, Drafts]]:
 @lru_cache
 def between_nodes(folder: Path = RESULTS) -> tuple[str, dict[str, dict[str, Drafts]]]:
     """(the file, drafts by name for cold and for warm KV) as `scripts/ablate.py speculative --live` measured them; a
-    draft model has the size that it had there. ("", nothing) if nobody has. Raises LookupError for a result without a
-    row that it should have."""
+    draft model has the size and the KV that it had there. ("", nothing) if nobody has. Raises LookupError for a result
+    without a row that it should have."""
     try:
         result = Result.newest(LIVE_RESULT, folder)
     except LookupError:
@@ -74,17 +78,17 @@ def between_nodes(folder: Path = RESULTS) -> tuple[str, dict[str, dict[str, Draf
     for kv in KV:
         found[kv] = {}
         for method in METHODS.values():
-            names = "drafts per step", "kept per step", "draft size"
-            drafted, kept, size = (result.row(f"{kv}, {method}", name)["ours"] for name in names)
-            found[kv][f"{method} between nodes"] = Drafts(drafted, kept, size or 0.0)
+            names = "drafts per step", "kept per step", "draft size", "draft KV share"
+            drafted, kept, size, share = (result.row(f"{kv}, {method}", name)["ours"] for name in names)
+            found[kv][f"{method} between nodes"] = Drafts(drafted, kept, size or 0.0, share or 0.0)
     return result.path.name, found
 
 
 def drafts(kv: str) -> dict[str, Drafts]:
     """All kinds of drafts with cold or warm KV: measured ones, then assumed ones."""
     assumed = {
-        f"{name}, assumed {acceptance:.0%}": Drafts(DRAFTED, kept_tokens(DRAFTED, acceptance), size)
-        for name, (acceptance, size) in ASSUMED.items()
+        f"{name}, assumed {acceptance:.0%}": Drafts(DRAFTED, kept_tokens(DRAFTED, acceptance), *of)
+        for name, (acceptance, *of) in ASSUMED.items()
     }
     return measured()[1] | between_nodes()[1][kv] | assumed
 
@@ -95,7 +99,7 @@ def cases(requests: int | None) -> list[Case]:
     for kv, config in KV.items():
         made.append(Case(f"{kv}, {PLAIN}", config, work, look=(answer_times,)))
         for name, one in drafts(kv).items():
-            speculates = verifying(model, one.drafted, one.kept, one.size)
+            speculates = verifying(model, one.drafted, one.kept, one.size, one.kv_share)
             made.append(Case(f"{kv}, {name}", config, work, model=speculates, look=(answer_times,)))
     return made
 
@@ -124,8 +128,8 @@ SPECULATIVE = Ablation(
     "speculative",
     "What do drafts gain with cold and with warm KV?",
     "8P+8D, conversation trace; cold = no node keeps KV. N-grams are free. A draft model runs on "
-    "the decode nodes, which compute its KV of every prompt; between nodes it has its measured share of the target's "
-    "parameters, else those of the 8B shape.",
+    "the decode nodes, which compute its KV of every prompt, and read it for each drafted token; between nodes it has "
+    "its measured shares of the target's parameters and KV, else those of the 8B shape.",
     cases,
     {
         "mean answer, s": metric("answer_s"),

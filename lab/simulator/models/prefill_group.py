@@ -5,8 +5,9 @@ short prompts together. If both could run, they take turns. A stage may be three
 of divided tokens begins when the chunk before it has computed its first layer, and then waits inside its step, layer by
 layer, for what is not there yet: nothing else runs on that node meanwhile. Chunks are planned by production code
 (sched/chunks.py, sched/stripes.py). The next long prompt begins when the one before has its first token. A short prompt
-goes to the node that would begin it first. Decoding and the way of KV to decode nodes are not simulated: they are the
-same for all.
+goes to the node that would begin it first. Every short prompt that came before the last long one had its token counts:
+after that moment both kinds go on until each of these has its own. Decoding and the way of KV to decode nodes are not
+simulated: they are the same for all.
 """
 
 from __future__ import annotations
@@ -193,8 +194,13 @@ class PrefillGroup:
         self.model, self.shape, self.way, self.tokens, self.beside = model, shape, way, tokens, beside
         self.nodes = [GroupNode(index) for index in range(nodes)]
         self.ttft_s: list[float] = []
-        self.short_ttft_s: list[float] = []  # of shorts that ended before the last long prompt
-        self.arrived = 0
+        self.short_ttft_s: list[float] = []  # of shorts that arrived before the end
+        self.arrived = 0  # shorts before the end
+        self.left_open = 0  # of these, without their token at the end
+        self.seconds = 0.0  # from the first long prompt to the first token of the last one, which is the end
+        self.waiting = 0.0  # the share of the nodes' time until then that they wait inside steps for one another
+        self.computing = 0.0  # the share of it in which they compute
+        self._came = 0  # shorts, also after the end
         self._loop = Loop()
         self._division: Division | None = None
         self._begun = 0.0
@@ -213,22 +219,23 @@ class PrefillGroup:
             self._wake_all()
         while self._left and self._loop.step():
             pass
+        self._end()
+        if load is not None:
+            while len(self.short_ttft_s) < self.arrived and self._loop.step():
+                pass
 
-    @property
-    def seconds(self) -> float:
-        """From the first long prompt to the first token of the last one."""
-        return self._loop.now
-
-    @property
-    def waiting(self) -> float:
-        """The share of the nodes' time that they wait inside steps for one another."""
-        return sum(node.waited_s for node in self.nodes) / (len(self.nodes) * self.seconds)
-
-    @property
-    def computing(self) -> float:
-        """The share of the nodes' time in which they compute."""
+    def _end(self) -> None:
+        self.seconds, self.left_open = self._loop.now, self.arrived - len(self.short_ttft_s)
         later_s = sum(max(0.0, node.until - self.seconds) for node in self.nodes)  # of steps that still run
-        return (sum(node.busy_s for node in self.nodes) - later_s) / (len(self.nodes) * self.seconds)
+        whole_s = len(self.nodes) * self.seconds
+        self.waiting = sum(node.waited_s for node in self.nodes) / whole_s
+        self.computing = (sum(node.busy_s for node in self.nodes) - later_s) / whole_s
+
+    @property
+    def open_share(self) -> float:
+        """The shorts that had no token at the end, over all that had arrived. Where it is not small, the queue grows,
+        and its times are those of the length of the run."""
+        return self.left_open / self.arrived if self.arrived else 0.0
 
     @property
     def received_bytes(self) -> float:
@@ -249,9 +256,10 @@ class PrefillGroup:
         self._wake_all()
 
     def _arrive(self, random: Random, rate: float) -> None:
-        if self.arrived >= self.beside.limit:
+        if self._came >= self.beside.limit:
             return
-        self.arrived += 1
+        self._came += 1
+        self.arrived += self._left > 0
         short = Short(self._loop.now, random.randint(self.beside.least, self.beside.most))
         node = min(self.nodes, key=lambda one: max(one.until - self._loop.now, 0.0) + one.queued_s)
         node.queued_s += self._short_s([short])
@@ -308,16 +316,16 @@ class PrefillGroup:
         return self.model.chunks_s([(short.tokens, 0) for short in shorts])
 
     def _shorts_ended(self, node: GroupNode, taken: Sequence[Short]) -> None:
-        self.short_ttft_s += [self._loop.now - short.arrival for short in taken]
+        now = self._loop.now
+        self.short_ttft_s += [now - short.arrival for short in taken if self._left or short.arrival <= self.seconds]
         self._look(node)
 
     def _part_ended(self, node: GroupNode) -> None:
         assert self._division is not None
         if self._division.ended(node.index, self._loop.now):
-            self.ttft_s.append(self._loop.now - self._begun)
-            self._left -= 1
-            if not self._left:
-                return
+            if self._left:
+                self.ttft_s.append(self._loop.now - self._begun)
+                self._left -= 1
             self._next_prompt()
         else:
             self._wake_all()

@@ -2,15 +2,17 @@
 
 Nexus (arXiv 2507.06608, SM partitioning by a cost model) and semi-PD (arXiv 2504.19867, disaggregated computation and
 unified storage) give each phase some of a GPU's multiprocessors. Both phases run at the same time and use the same KV,
-so nothing moves between them. Here prefill-3 and decode-3 are the halves of one node:
+so nothing moves between them. Here prefill-3 and decode-3 are the halves of one node, and each has half of its KV
+memory:
 
     prefill step   takes 1 / share times as long while the other half computes: it is bound by compute
     decode step    takes SATURATION / (1 - share) times as long, at least once: it is bound by memory, and more
                    multiprocessors than SATURATION of them do not make it faster
 
 A half that is alone has the whole GPU: the border moves at once and for nothing, which is better than either paper.
-Left out: the search for the share, which is a setting here (--prefill-share); contention for memory bandwidth; the
-order of prompts by length. Nodes cannot do this, because two phases of one process run one after the other.
+Left out: one memory for both halves, of which each may use what the other one leaves; the search for the share, which
+is a setting here (--prefill-share); contention for memory bandwidth; the order of prompts by length. Nodes cannot do
+this, because two phases of one process run one after the other.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+from statistics import stdev
 
 import orjson
 import pytest
@@ -66,10 +67,22 @@ def test_node_hours_are_the_seconds_of_what_was_answered(name, hours):
 def test_an_interval_over_seeds():
     assert math.isnan(estimated([3.0]).half)
     three = estimated([1.0, 2.0, 3.0])
-    assert three.mean == 2.0 and three.half == pytest.approx(4.30 * 1.0 / math.sqrt(3))
+    assert three.mean == 2.0 and three.half == pytest.approx(4.303 * 1.0 / math.sqrt(3))
     assert str(three) == "2 ±2.5"
     assert str(estimated([math.inf, 20.0])) == "inf", "one seed never recovered"
     assert str(estimated([math.nan, 1.0])) == ""
+
+
+@pytest.mark.parametrize("seeds", [2, 11, 31, 35, 500])
+def test_an_interval_has_the_width_of_student_t_for_its_number_of_seeds(seeds):
+    """The probability within it: the density's integral, by x = sqrt(freedom) tan(u)."""
+    values = [0.0, 2.0] + [1.0] * (seeds - 2)
+    t, freedom = estimated(values).half / (stdev(values) / math.sqrt(seeds)), seeds - 1
+    steps, end = 2000, math.atan(t / math.sqrt(freedom))
+    total = sum(math.cos(end * (step + 0.5) / steps) ** (freedom - 1) for step in range(steps)) * end / steps
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    exact = freedom in (*range(1, 31), 40, 60, 120)
+    assert 0.9499 < 2 * scale * total < (0.9501 if exact else 0.952)
 
 
 def test_the_command_writes_figures_and_a_plot(tmp_path, capsys):

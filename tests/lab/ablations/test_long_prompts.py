@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from lab.ablations import command as ablate
 from lab.ablations.common.ablation import Estimated
-from lab.ablations.groups import long_prompts
-from lab.ablations.groups.long_prompts import ALONE, LONG_PROMPTS, READ, label
+from lab.ablations.groups import case, long_prompts
+from lab.ablations.groups.case import OVERLOADED, GroupCase
+from lab.ablations.groups.long_prompts import ALONE, LONG_PROMPTS, OPEN, READ, label
 
 
 def table(context_s: float) -> dict[str, dict[str, Estimated]]:
@@ -25,6 +28,21 @@ def test_the_sentence_follows_the_numbers():
     faster, equal = (LONG_PROMPTS.reading(table(context_s)) for context_s in (0.8, 1.0))
     assert f"{READ} nodes: 8k TTFT alone -20% (±1%)" in faster
     assert "%" not in equal.split("The paper")[0]
+
+
+def test_a_run_that_leaves_short_prompts_waiting_says_so_and_tells_no_time_of_them(monkeypatch):
+    """At a fifth of the nodes' time they are answered; at one and a half times of it the queue grows."""
+    monkeypatch.setattr(case, "TOKENS", 65_536)
+    calm, crowded = (GroupCase("c", "pipeline", 2, 32_768, load).simulate(0) for load in (0.2, 1.5))
+    for found in (calm, crowded):
+        assert found["requests"] == found["finished"] > 2
+    assert calm["open"] < OVERLOADED < crowded["open"]
+    assert calm["short_s"] > 0 and math.isnan(crowded["short_s"]) and math.isnan(crowded["short_p99_s"])
+    values = table(1.0)
+    for number, of in enumerate(values.values()):
+        of[OPEN] = Estimated(0.4 if number == 1 else 0.0, 0.01)
+    said = LONG_PROMPTS.reading(values).split("Overloaded")
+    assert f'"{list(values)[1]}".' in said[1] and f'"{list(values)[2]}"' not in said[1]
 
 
 def test_one_node_is_one_case_per_length():

@@ -40,8 +40,8 @@ def test_drafts_are_those_of_the_largest_batch_of_the_newest_result(tmp_path):
     file, found = measured(tmp_path)
     assert file == "2026-01-02-speculative.json"
     assert list(found) == ["n-grams as measured, chat", "draft model as measured, copy"]
-    assert found["n-grams as measured, chat"] == Drafts(0.5, 1.25, 0.0)
-    assert found["draft model as measured, copy"] == Drafts(3.0, 2.5, ASSUMED["draft model"][1])
+    assert found["n-grams as measured, chat"] == Drafts(0.5, 1.25, 0.0, 0.0)
+    assert found["draft model as measured, copy"] == Drafts(3.0, 2.5, *ASSUMED["draft model"][1:])
     write("plain/2026-01-03-speculative.json", rows("chat x8 none", 0.0, 1.0))
     with pytest.raises(LookupError, match="no row of a measured acceptance"):
         measured(tmp_path / "plain")
@@ -54,6 +54,7 @@ def test_drafts_between_nodes_are_those_of_the_live_ablation(tmp_path):
     for number, case in enumerate(live.cases(None)):
         of = {"drafts per step": 4.0, "kept per step": 1.5 + number / 10}
         of["draft size"] = 0.3 if DRAFT in case.label else None
+        of["draft KV share"] = 0.2 if DRAFT in case.label else None
         assert of.keys() <= live.metrics.keys()
         found += [{"case": case.label, "metric": metric, "unit": "", "ours": value} for metric, value in of.items()]
     (tmp_path / "2026-01-02-speculative-live.json").write_bytes(
@@ -64,9 +65,10 @@ def test_drafts_between_nodes_are_those_of_the_live_ablation(tmp_path):
     assert file == "2026-01-02-speculative-live.json"
     assert list(by_kv) == list(KV) == ["cold", "warm"]
     assert by_kv["cold"] == {
-        "n-grams between nodes": Drafts(4.0, 1.6, 0.0), "draft model between nodes": Drafts(4.0, 1.7, 0.3),
+        "n-grams between nodes": Drafts(4.0, 1.6, 0.0, 0.0),
+        "draft model between nodes": Drafts(4.0, 1.7, 0.3, 0.2),
     }  # fmt: skip
-    assert by_kv["warm"]["draft model between nodes"] == Drafts(4.0, 2.0, 0.3)
+    assert by_kv["warm"]["draft model between nodes"] == Drafts(4.0, 2.0, 0.3, 0.2)
 
 
 def test_the_engine_and_the_simulator_catch_up_at_the_same_pace():
@@ -81,7 +83,7 @@ def test_the_ablation_runs_what_was_measured_and_names_what_was_not():
     for kv in KV:
         assert made[f"{kv}, {PLAIN}"] is None
         for name, one in (found | between_nodes()[1][kv]).items():
-            assert made[f"{kv}, {name}"] == verifying(MODEL, one.drafted, one.kept, one.size)
+            assert made[f"{kv}, {name}"] == verifying(MODEL, one.drafted, one.kept, one.size, one.kv_share)
     kept = result.row("chat x8 ngram auto", "tokens per row and step")["ours"]
     assert found["n-grams as measured, chat"].kept == kept
     others = [label for label in made if not re.search(f"measured|between nodes|{PLAIN}", label)]
@@ -91,8 +93,21 @@ def test_the_ablation_runs_what_was_measured_and_names_what_was_not():
 
 def test_a_step_keeps_at_most_one_token_more_than_it_drafts():
     kept = kept_tokens(4, 0.7)
-    assert verifying(MODEL, 4, kept, 0.1).decode == speculating(MODEL, 4, 0.7, 0.1).decode
+    assert verifying(MODEL, 4, kept, 0.1, 0.4).decode == speculating(MODEL, 4, 0.7, 0.1, 0.4).decode
     assert verifying(MODEL, 0.0, 1.0).decode == MODEL.decode
     for drafted, wrong in ((1.0, 2.5), (1.0, 0.9), (-1.0, 1.0)):
         with pytest.raises(ValueError, match="at least 1 token"):
             verifying(MODEL, drafted, wrong)
+
+
+def test_each_drafted_token_reads_the_kv_of_the_draft_model():
+    """The time of a step per token of context; n-grams read nothing."""
+    assert ASSUMED["draft model"][2] == pytest.approx(131_072 / 327_680)
+    plain = MODEL.decode_line(8)[1]
+    for drafted in (0, 2, 4):
+        assert verifying(MODEL, drafted, 1.0, 0.1, 0.4).decode_line(8)[1] == pytest.approx(plain * (1 + 0.4 * drafted))
+        assert verifying(MODEL, drafted, 1.0).decode_line(8)[1] == plain
+    assert verifying(MODEL, 4, 2.5, 0.1, 0.4).decode_line(8)[1] == pytest.approx(plain * 2.6 / 2.5)
+    for size, share in ((0.1, 0.0), (0.0, 0.4)):
+        with pytest.raises(ValueError, match="parameters and KV"):
+            verifying(MODEL, 4, 2.5, size, share)

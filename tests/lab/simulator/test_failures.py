@@ -14,8 +14,9 @@ from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.faults import drawn, parse
+from lab.simulator.job import Job
 from lab.simulator.models.step_models import PRESETS
-from lab.simulator.result import figures
+from lab.simulator.result import figures, kept
 
 MODEL = PRESETS["llama3-8b-h200"]
 
@@ -86,6 +87,21 @@ def test_a_decode_node_that_dies_costs_a_gap_and_not_the_answer():
     assert hit and cluster.failures.lost == sum(job.retries for job in cluster.jobs) >= len(hit)
     assert min(job.longest_gap for job in hit) > 0.5 > max(j.longest_gap for j in cluster.jobs if not j.retries)
     assert all(job.decode == "decode-1" for job in hit)
+    told = figures(cluster)
+    assert told["output_tokens_s"] * told["seconds"] == pytest.approx(sum(row.output_length for row in requests))
+
+
+def test_an_answer_of_which_only_the_last_token_came_from_another_attempt_is_slow():
+    """And its gap counts: it has as many tokens as all its attempts gave."""
+    job = Job(0, 0.0, 100, 100, ())
+    job.first_token, job.decoded = 1.0, 99
+    job.restart(5.0)
+    job.finished, job.longest_gap = 400.0, 395.0
+    assert (job.output_tokens, job.answer_tokens) == (1, 100)
+    assert job.tbt == pytest.approx(399 / 99) and not kept(job, ttft_slo_s=30.0, tbt_slo_s=0.1)
+    cluster = Cluster(SimConfig(prefill=1, decode=1), MODEL)
+    cluster.jobs.append(job)
+    assert figures(cluster)["longest_gap_s"]["max"] == 395.0
 
 
 def test_a_node_that_lost_its_memory_finds_nothing():

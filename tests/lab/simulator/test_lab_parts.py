@@ -88,7 +88,7 @@ def test_published_blocks_cross_the_network_once():
 def test_drafts_multiply_tokens_and_cost_products():
     assert kept_tokens(0, 0.5) == 1.0
     assert kept_tokens(3, 0.5) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
-    free, paid = speculating(MODEL, 4, 0.7), speculating(MODEL, 4, 0.7, 0.1)
+    free, paid = speculating(MODEL, 4, 0.7), speculating(MODEL, 4, 0.7, 0.1, 0.4)
     plain = MODEL.decode_s(1, 1000)
     assert free.decode_s(1, 1000) == pytest.approx(plain / kept_tokens(4, 0.7), rel=1e-6)
     assert free.decode_s(1, 1000) < paid.decode_s(1, 1000) < plain
@@ -105,8 +105,8 @@ def test_a_decode_node_computes_the_drafts_kv_of_every_prompt(nodes, blocks):
     config = SimConfig(**nodes, cache_blocks=blocks, step_noise=0.0)
     asked = [TraceRow(0.0, 4096, 200, list(range(8))), TraceRow(60_000.0, 4096, 200, list(range(8)))]
     kept = kept_tokens(4, 0.7)
-    plain = replace(verifying(MODEL, 4, kept, 0.1), draft_size=0.0)
-    with_draft, without = (ran(config, asked, one) for one in (verifying(MODEL, 4, kept, 0.1), plain))
+    plain = replace(verifying(MODEL, 4, kept, 0.1, 0.4), draft_size=0.0)
+    with_draft, without = (ran(config, asked, one) for one in (verifying(MODEL, 4, kept, 0.1, 0.4), plain))
     _, a1, a2 = MODEL.prefill
     draft_s = 0.1 * (a1 * 4096 + a2 * 4096**2)
     for ours, theirs in zip(with_draft.jobs, without.jobs, strict=True):

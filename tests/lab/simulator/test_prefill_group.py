@@ -68,6 +68,17 @@ def test_short_prompts_take_turns_with_the_long_one(way):
     assert full.computing > 0.9
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_every_short_prompt_that_came_before_the_end_counts(way):
+    """Also those that wait then. The end itself is the first token of the last long prompt."""
+    group = played(way, 2, Beside(0.9), prompts=2, model=PAPER_NODE)
+    assert len(group.short_ttft_s) == group.arrived > group.left_open > 0
+    assert group.open_share == group.left_open / group.arrived
+    assert group.seconds == pytest.approx(sum(group.ttft_s)) and group.computing + group.waiting <= 1 + 1e-9
+    fewer = played(way, 2, Beside(0.9, limit=3), prompts=2, model=PAPER_NODE)
+    assert len(fewer.short_ttft_s) == fewer.arrived == 3 and fewer.open_share == 0
+
+
 def test_the_same_seed_gives_the_same_run():
     runs = [played("context", 4, Beside(0.5), model=PAPER_NODE, seed=seed).short_ttft_s for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]

@@ -108,6 +108,22 @@ def test_figures_of_outcomes():
     assert found["first_gap_s"]["mean"] == pytest.approx(0.1) and found["ttft_s"]["mean"] == 2.0
 
 
+def test_requests_that_failed_are_in_every_table_and_named():
+    """They are in no latency: a case with some has those of the others."""
+    good = Outcome(ttft_s=1.0, itl_s=[0.1], e2e_s=1.1, prompt_tokens=100, output_tokens=2, error=None)
+    outcomes = [good, Outcome(error="status 429: full"), Outcome(error="not finished before the deadline"), good]
+    found = figures(Played(outcomes, 2.0, None), 2.0, 0.25)
+    assert found["failed"] == 0.25 and figures(Played([good], 2.0, None), 2.0, 0.25)["failed"] == 0
+    for one in LIVE.values():
+        assert one.name == "overload" or one.metrics["failed"](found) == 0.25
+    own = overload.OVERLOAD
+    assert "failed otherwise" in LIVE["overload"].metrics and LIVE["overload"].reading is own.reading
+    one = at_urls(LIVE["shifts"], [("a", "http://x"), ("b", "http://y")])
+    values = {"a": {"failed": Estimated(0.01, 0.1)}, "b": {"failed": Estimated(0.0, 0.0)}}
+    assert one.reading(values).endswith('Some requests failed, and their times are in no latency: "a".')
+    assert "failed" not in one.reading({"b": values["b"]})
+
+
 def test_costs_of_a_run_are_those_of_all_its_nodes_over_the_good_tokens():
     good = Outcome(ttft_s=0.5, itl_s=[0.1], e2e_s=0.6, prompt_tokens=90, output_tokens=2, error=None)
     late = replace(good, ttft_s=3.0)

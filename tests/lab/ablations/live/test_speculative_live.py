@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -18,10 +19,11 @@ from lab.ablations.live.speculative import (
     WARM_PASSAGES,
     asked,
     counted,
-    draft_size,
+    draft_shares,
     per_step,
 )
 from lab.ablations.live.table import LIVE
+from lab.drafts.cut import Recipe
 
 
 def heads(kv: str, seed: int) -> list[tuple[int, ...]]:
@@ -61,10 +63,12 @@ def test_nodes_tell_the_counts(monkeypatch):
     assert counted(list(told)) == {"decode_rows": 5, "draft_tokens": 2, "accepted_tokens": 0, "prompt_tokens": 7}
 
 
-def test_the_size_of_a_draft_is_the_one_it_was_made_with(tmp_path):
-    assert draft_size({"speculative_model": None}) == draft_size({"speculative_model": str(tmp_path)}) == {}
-    (tmp_path / "draft.json").write_text(json.dumps({"size": 0.25}))
-    assert draft_size({"speculative_model": str(tmp_path)}) == {"draft_size": 0.25}
+def test_the_shares_of_a_draft_are_those_it_was_made_with(tmp_path):
+    assert draft_shares({"speculative_model": None}) == draft_shares({"speculative_model": str(tmp_path)}) == {}
+    said = asdict(Recipe(layers=6)) | {"size": 0.25}
+    (tmp_path / "draft.json").write_text(json.dumps(said))
+    found = draft_shares({"speculative_model": str(tmp_path)})
+    assert found == {"draft_size": 0.25, "draft_kv_share": 6 / 30}, "of the 30 layers of the embedded model"
 
 
 def test_only_the_nodes_of_draft_cases_need_a_draft_and_it_is_made_before_they_start(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lab.loads.trace import TraceRow
+from lab.simulator import making
+from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.result import figures
 from lab.simulator.rivals.nexus import SATURATION, Halves
@@ -77,6 +79,21 @@ def test_two_halves_cost_one_node():
     one = figures(ran(config, [TraceRow(0.0, 1000, 2, [1, 2])]))
     assert one["node_hours"] == pytest.approx(one["seconds"] / 3600)
     assert one["cost_per_million_tokens"] == pytest.approx(1e6 * one["node_hours"] / 1002)
+
+
+@pytest.mark.parametrize("blocks", [0, 25])
+def test_two_halves_have_the_memory_of_one_node(blocks):
+    """Also as placement sees them."""
+    base = replace(CONFIG, prefill=3, decode=3, kv_blocks=blocks, cache_blocks=1000, block_tokens=101)
+    whole = Cluster(replace(base, prefill_share=0.0)).model.kv_tokens
+    cluster = Cluster(base)
+    by_name = cluster.by_name
+    for i in range(3):
+        halves = by_name[f"prefill-{i}"], by_name[f"decode-{i}"]
+        assert sum(half.arena.room.tokens for half in halves) == whole
+        assert abs(halves[0].arena.room.tokens - halves[1].arena.room.tokens) <= 1
+        assert [half.free_tokens for half in halves] == [half.arena.room.tokens for half in halves]
+        assert making.candidate(base, halves[1]).total_blocks == halves[1].arena.room.tokens // 101
 
 
 def test_everything_ends():
