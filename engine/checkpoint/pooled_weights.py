@@ -70,14 +70,13 @@ class PooledWeights:
         memory = bytes_of(out)
         give_up_at = time.monotonic() + PATIENCE_S
         while self._calls.wait(self._objects.get_into(f"{self._name}/{name}", memory)) != len(memory):
-            if time.monotonic() < give_up_at:
-                log.info("a part of the weights (%s) is not in the pooled store now: once more", name)
-                time.sleep(AGAIN_S)
-                continue
-            raise ModelError(
-                f"the pooled store has lost a part of the weights ({name}): start a node with --weights-from-store "
-                "that has them on disk, or give --model a directory with them"
-            )
+            if time.monotonic() >= give_up_at:
+                raise ModelError(
+                    f"the pooled store has lost a part of the weights ({name}): start a node with --weights-from-store "
+                    "that has them on disk, or give --model a directory with them"
+                )
+            log.info("a part of the weights (%s) is not in the pooled store now: once more", name)
+            time.sleep(AGAIN_S)
         return out.view(self._shapes[name])
 
 

@@ -90,8 +90,8 @@ class GossipCore:
 
     @property
     def _look_at(self) -> float:
-        """Time at which this node's load is read next: right before an exchange, so that it offers the newest load;
-        while exchanges are seldom, between them too, so that a change is noticed as soon as ever."""
+        """Time at which this node's load is read next: right before an exchange, so that it offers the newest load.
+        While exchanges are seldom, it is read between them too: a change is not noticed later than under load."""
         seldom = not self._exchange.quick and bool(self.mates())
         return self._publish_at if seldom else max(self._publish_at, self._exchange.next_at)
 
