@@ -61,12 +61,25 @@ def _become(cwd: str, env: dict[str, str], descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def _prepare_vocabulary() -> None:
+    """Most nodes of the tests have the embedded model's tokenizer, whose vocabulary for grammars costs each 0.7 s. The
+    key has the end tokens: those of the embedded model and of tests.e2e.conftest.TINY are the same."""
+    from engine.checkpoint.model_source import describe
+    from engine.sampling.grammar import vocabulary
+    from engine.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(describe("smollm2-135m-instruct"))
+    vocabulary(tokenizer.to_json(), tokenizer.eos_token_ids)
+
+
 def main() -> int:
     import mooncake
 
     mooncake.limit_spinning()  # before torch reads it
     for name in PRELOAD[sys.argv[2]]:
         importlib.import_module(name)
+    if sys.argv[2] == "engine":
+        _prepare_vocabulary()
     arguments = next_node(socket.socket(fileno=int(sys.argv[1])))
     if arguments is None:
         return 0

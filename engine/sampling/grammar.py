@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -146,13 +147,20 @@ class Grammars:
             log.warning("this node refuses structured output: %s", error)
 
     def _words(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
         with self._lock:
             if self._vocabulary is None:
-                ends = list(self._tokenizer.eos_token_ids)
-                self._vocabulary = LLTokenizer(self._tokenizer.to_json(), eos_token=ends)
+                self._vocabulary = vocabulary(self._tokenizer.to_json(), self._tokenizer.eos_token_ids)
             return self._vocabulary
+
+
+@lru_cache(maxsize=2)
+def vocabulary(tokenizer_json: str, ends: tuple[int, ...]) -> LLTokenizer:
+    """llguidance's form of a tokenizer.json with these end-of-sequence tokens. It is immutable, so all users of one
+    tokenizer in a process share it, and so do processes that are forked later (tests/fork_server.py). Raises ValueError
+    if it has no form for this tokenizer."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(tokenizer_json, eos_token=list(ends))
 
 
 def _lark(text: str) -> str:
