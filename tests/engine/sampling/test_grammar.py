@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
-from engine.sampling.grammar import Grammars
+from engine.sampling.grammar import Grammars, vocabulary
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow, sample
 from engine.text.token_bytes import BYTE_OF
@@ -251,6 +251,7 @@ def test_a_tokenizer_that_gives_no_vocabulary_is_a_warning_and_then_a_refusal(to
         raise ValueError("unknown decoder")
 
     monkeypatch.setattr("llguidance.LLTokenizer", refuse)
+    vocabulary.cache_clear()  # of the tests before
     grammars = Grammars(tokenizer)
     grammars.prepare()
     assert "refuses structured output: unknown decoder" in caplog.text
