@@ -57,5 +57,10 @@ def test_only_all_runs_the_heavy_tests_of_a_whole_run(tmp_path, arguments, skips
     assert ("--skip-heavy" in calls[0].split()) == skips and "--all" not in calls[0]
 
 
+def test_a_folder_can_be_left_out_of_a_whole_run(tmp_path):
+    first = run(tmp_path, 0, "--without", "tests/attention")[2][0]
+    assert first.startswith("-m pytest --cache-clear ") and first.endswith("--skip-heavy --ignore tests/attention")
+
+
 def test_arguments_go_to_pytest(tmp_path):
     assert run(tmp_path, 0, "tests/cache", "-k", "pool")[2] == ["-m pytest tests/cache -k pool"]

@@ -26,6 +26,11 @@ def test_no_edge(good, words):
         largest(lambda load: Tried(load, good, {}), 1.0, 0.1)
 
 
+def test_a_tolerance_below_what_the_tries_can_show_names_the_flag():
+    with pytest.raises(ValueError, match=r"--tolerance 1e-16 is too small: after 40 tries"):
+        largest(lambda load: Tried(load, load <= 3.3, {}), 1.0, 1e-16)
+
+
 def test_a_search_in_the_simulator(tmp_path, capsys):
     trace, out = tmp_path / "t.jsonl", tmp_path / "out.json"
     write_trace(trace, [TraceRow(1000 * i, 8000, 30, [i * 16 + k for k in range(16)]) for i in range(40)])
