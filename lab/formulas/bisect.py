@@ -26,7 +26,7 @@ def largest(try_load: Callable[[float], Tried], begin: float, tolerance: float, 
     while not low or not high or high > low * (1 + tolerance):
         if len(tried) >= most:
             if low and high:
-                raise ValueError(f"--tolerance {tolerance} is too small: after {most} tries {low} is good and {high} bad")
+                raise ValueError(f"--tolerance {tolerance} is too small: {most} tries end at {low} and {high}")
             what = "the objectives are never met" if not low else "the objectives are always met"
             raise ValueError(f"{what}: tried loads from {begin} to {tried[-1].load}")
         load = (low + high) / 2 if low and high else 2 * low or high / 2
