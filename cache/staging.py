@@ -44,7 +44,7 @@ class Staging:
             self._give(taken)
 
     async def _take(self, count: int) -> list[int]:
-        """Whoever gives slots back takes those of the next waiter at once: callers that come before the waiter runs
+        """A caller that gives slots back gives the next waiter its own at once: those that come before the waiter runs
         find none of them."""
         waiter: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._waiters.append((count, waiter))
