@@ -24,7 +24,7 @@ class Staging:
         self._name = name
         self._region: Region | None = None
         self._free = list(range(self.num_slots))
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[list[int]]]] = deque()  # each gets its slots as the result
 
     def region(self) -> Region:
         """Raises OSError when memory is refused."""
@@ -37,29 +37,36 @@ class Staging:
         """Offsets of `count` slots, at most num_slots. Callers get them in the order of their requests."""
         if count > self.num_slots:
             raise ValueError(f"{count} slots requested of {self.num_slots}")
-        if self._waiters or count > len(self._free):
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append((count, waiter))
-            try:
-                await waiter
-            except BaseException:
-                if waiter.done() and not waiter.cancelled():  # granted and then cancelled: pass the grant on
-                    self._wake()
-                else:
-                    self._waiters = deque(pair for pair in self._waiters if pair[1] is not waiter)
-                raise
-        taken = [self._free.pop() for _ in range(count)]
+        taken = await self._take(count)
         try:
             yield [slot * self.slot_bytes for slot in taken]
         finally:
-            self._free += taken
-            self._wake()
+            self._give(taken)
 
-    def _wake(self) -> None:
-        while self._waiters and self._waiters[0][1].done():
+    async def _take(self, count: int) -> list[int]:
+        """A caller that gives slots back gives the next waiter its own at once: those that come before the waiter runs
+        find none of them."""
+        waiter: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._waiters.append((count, waiter))
+        self._grant()
+        try:
+            return await waiter
+        except BaseException:
+            self._give(waiter.result() if waiter.done() and not waiter.cancelled() else [])
+            raise
+
+    def _give(self, slots: list[int]) -> None:
+        self._free += slots
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiters:
+            count, waiter = self._waiters[0]
+            if not waiter.done():  # a cancelled one waits no longer
+                if count > len(self._free):
+                    return
+                waiter.set_result([self._free.pop() for _ in range(count)])
             self._waiters.popleft()
-        if self._waiters and self._waiters[0][0] <= len(self._free):
-            self._waiters.popleft()[1].set_result(None)
 
     def close(self) -> None:
         if self._region is not None:

@@ -145,7 +145,7 @@ class OutputText:
 
     def __init__(self, tokenizer: Tokenizer, flight: Flight) -> None:
         self._flight = flight
-        self._decoder = IncrementalDecoder(tokenizer, flight.sampling.skip_special_tokens)
+        self._decoder = IncrementalDecoder(tokenizer, flight.sampling.skip_special_tokens, flight.token_ids)
         self._stops = StopStrings(flight.sampling.stop)
 
     def push(self, token: int, logprobs: TokenLogprobs | None, finish: str | None) -> Output:

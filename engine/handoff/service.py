@@ -199,12 +199,16 @@ class EngineService:
 
     async def _cancel(self, request_id: str) -> None:
         """Once this returns, this node neither computes nor moves any part of the request."""
-        self._fenced[request_id] = None
+        self._forbid(request_id)
         self._members.end(request_id)
-        while len(self._fenced) > MAX_FENCED_IDS:
-            self._fenced.popitem(last=False)
         self._worker.abort(request_id)
         await self._outgoing.stop(request_id, self._worker.take_transfer(request_id))
+
+    def _forbid(self, request_id: str) -> None:
+        """The request may no longer start here."""
+        self._fenced[request_id] = None
+        while len(self._fenced) > MAX_FENCED_IDS:
+            self._fenced.popitem(last=False)
 
     # --- ends
 
@@ -219,6 +223,7 @@ class EngineService:
             self._worker.abort(request_id)
             self._spawn(self._give_up(reservation))
         else:
+            self._forbid(request_id)  # at once: it may wait for blocks, and get them before the task runs
             self._spawn(self._cancel(request_id))
         self.blocks_freed()
 

@@ -37,6 +37,9 @@ KEPT_STATES = 512
 WHITESPACE = r"\n? {0,16}"
 """Between the parts of JSON, indented or not. The limit is for small models, which otherwise repeat spaces forever."""
 
+SPELT = '%llguidance {"no_forcing": true}\n'
+"""The begin of a grammar whose masks have all tokens that may follow, also where only one text may."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -109,7 +112,17 @@ class Grammars:
             mask[list(self._tokenizer.eos_token_ids)] = True
             return mask
         bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
-        return np.unpackbits(bits, bitorder="little")[: self._words().vocab_size].astype(bool)
+        mask = np.unpackbits(bits, bitorder="little")[: self._words().vocab_size].astype(bool)
+        if np.count_nonzero(mask) == 1 and self._misread(state, int(mask.argmax())) and not grammar.startswith(SPELT):
+            return self.allowed(_spelt(grammar), output)
+        return mask
+
+    def _misread(self, state: LLMatcher, token: int) -> bool:
+        """Whether the only token of a mask is a control token that the grammar does not allow. Where only one text may
+        follow, llguidance tokenises it, and reads "<|im_end|>" in an answer as the end of the answer."""
+        if token in self._tokenizer.eos_token_ids:
+            return not state.is_accepting()
+        return token in self._tokenizer.bytes_of.special_ids and not state.validate_tokens([token])
 
     def _state(self, grammar: str, output: tuple[int, ...]) -> LLMatcher:
         with self._lock:
@@ -161,6 +174,14 @@ def vocabulary(tokenizer_json: str, ends: tuple[int, ...]) -> LLTokenizer:
     from llguidance import LLTokenizer
 
     return LLTokenizer(tokenizer_json, eos_token=list(ends))
+
+
+def _spelt(grammar: str) -> str:
+    """The same grammar, see SPELT."""
+    if not grammar.startswith("{"):
+        return SPELT + grammar
+    (only,) = json.loads(grammar)["grammars"]
+    return SPELT + (only["lark_grammar"] or f"start: %json {json.dumps(only['json_schema'])}")
 
 
 def _lark(text: str) -> str:

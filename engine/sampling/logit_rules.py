@@ -26,6 +26,9 @@ from torch import Tensor
 
 from engine.sampling.params import SamplingParams
 
+MOST = 1e30
+"""Repetition penalties beyond it, or below its inverse, do the same, and float32 has no numbers for their results."""
+
 
 @dataclass(slots=True)
 class SamplingRow:
@@ -125,7 +128,7 @@ def _penalties(index: int, row: SamplingRow) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.unique(ids)
     written, counts = np.unique(ids[row.num_prompt_tokens :], return_counts=True)
     change = np.zeros((2, len(tokens)))
-    change[0] = params.repetition_penalty
+    change[0] = min(max(params.repetition_penalty, 1 / MOST), MOST)
     change[1, np.searchsorted(tokens, written)] = params.frequency_penalty * counts + params.presence_penalty
     return np.stack((np.full_like(tokens, index), tokens), axis=1), change
 

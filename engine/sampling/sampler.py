@@ -35,6 +35,10 @@ __all__ = ["Sampled", "SamplingRow", "sample"]
 MIN_TEMPERATURE = 1e-6
 """Below this, only the best tokens have any weight in float32, and a smaller divisor would overflow."""
 
+MAX_TEMPERATURE = 1e30
+"""Above this, all tokens are equally likely in float32; and it has no number beyond 3e38: a banned token's logit, minus
+infinity, divided by infinity would be no number, and draws would take it."""
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -88,7 +92,7 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _temperature(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    return logits.new_tensor([max(p.temperature, MIN_TEMPERATURE) for p in params])
+    return logits.new_tensor([min(max(p.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for p in params])
 
 
 def _seed(row: SamplingRow) -> int:

@@ -169,11 +169,14 @@ class IncrementalDecoder:
     """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens; only
     the number of U+FFFD for SentencePiece bytes that are not UTF-8 can differ."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, behind: Iterable[int] = ()) -> None:
+        """behind: the tokens before these. If they have a text, this one continues it: a space at its begin stands
+        between two words, and none is removed."""
         self._bytes = tokenizer.bytes_of
         self._skipped = self._bytes.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = self._bytes.strips_first_space
+        shown = (self._bytes[token] for token in behind if token not in self._skipped)
+        self._strip = self._bytes.strips_first_space and not any(shown)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens add, without the bytes of an incomplete last character."""

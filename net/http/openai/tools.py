@@ -11,6 +11,7 @@ as Hermes, Qwen and many others do. Anything else between the tags stays text.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from net.http.openai.fields import Known
 from net.http.openai.unique_items import without_unique_items
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+ESCAPED = re.compile(r"\\.", re.DOTALL)  # in a string of JSON
 MAX_TOOLS = 128
 
 Json = dict[str, Any]
@@ -129,7 +131,7 @@ class ToolText:
         text, self._held = self._held + text, ""
         content, calls = "", []
         while text:
-            before, tag, behind = text.partition(END if self._inside else BEGIN)
+            before, tag, behind = _divided(text, last) if self._inside else text.partition(BEGIN)
             if not tag and not last:
                 keep = len(text) if self._inside else _overlap(text)
                 content, self._held = content + text[: len(text) - keep], text[len(text) - keep :]
@@ -148,6 +150,19 @@ class ToolText:
         if last and self._inside:
             content += BEGIN
         return content, calls
+
+
+def _divided(text: str, last: bool) -> tuple[str, str, str]:
+    """(the call at the begin of `text`, END, what follows); without END if the call goes on. END in a string of the
+    call is a part of it."""
+    at = text.find(END)
+    while at >= 0 and len(ESCAPED.sub("", text[:at]).split('"')) % 2 == 0:  # an odd number of quotes
+        at = text.find(END, at + 1)
+    if at < 0 and not last:
+        return text, "", ""
+    end = len(text) if at < 0 else at
+    whole = _call(text[:end], 0) is not None
+    return (text[:end], text[end : end + len(END)], text[end + len(END) :]) if whole else text.partition(END)
 
 
 def _call(text: str, index: int) -> Json | None:

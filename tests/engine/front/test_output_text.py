@@ -30,12 +30,12 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(core, special_tokens={"eos_token": "<|end|>"})
 
 
-def written(tokenizer: Tokenizer, said: str, **sampling) -> tuple[str, str | None, int | str | None]:
+def written(tokenizer: Tokenizer, said: str, prompt: int = 1, **sampling) -> tuple[str, str | None, int | str | None]:
     """(text, finish_reason, stop_reason) of an answer whose tokens are the bytes of `said`, then an end."""
     now = time.monotonic()
     params = SamplingParams(max_tokens=99, **sampling)
     deadline, persistence = now + 60, Persistence(now, now + 60, 1)
-    flight = Flight("r", [1], 1, params, "standard", ROOT, Timeline("r", 1), deadline, now, persistence)
+    flight = Flight("r", [prompt], 1, params, "standard", ROOT, Timeline("r", 1), deadline, now, persistence)
     output, text = OutputText(tokenizer, flight), ""
     for token in [*tokenizer.encode(said, False), END]:
         flight.token_ids.append(token)
@@ -52,6 +52,16 @@ def written(tokenizer: Tokenizer, said: str, **sampling) -> tuple[str, str | Non
 def test_stop_strings_count_behind_the_least_tokens(tokenizer, least, text):
     got, reason, stop = written(tokenizer, "abcdabcd", stop=("cd",), min_tokens=least)
     assert (got, reason, stop) == (text, "stop", None if text == "abcdabcd" else "cd")
+
+
+def test_an_answer_begins_with_the_space_behind_its_prompt():
+    """Of Llama 2's kind: the space between the prompt's last word and the answer's first one is in the answer."""
+    core = tokenizers.Tokenizer(tokenizers.models.BPE({"▁is": 0, "▁": 1, "a": 2, "b": 3, "<|end|>": END}, []))
+    core.decoder = tokenizers.decoders.Metaspace()
+    core.add_special_tokens(["<|end|>"])
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    assert written(Tokenizer(core), "▁ab", prompt=0)[0] == " ab"
+    assert written(Tokenizer(core), "▁ab", prompt=END)[0] == "ab", "behind a control token, it begins a text"
 
 
 def test_the_stop_may_be_in_the_text(tokenizer):

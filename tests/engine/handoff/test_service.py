@@ -15,7 +15,7 @@ from engine.core.batcher import Batcher
 from engine.core.emissions import Emission
 from engine.core.kv_ready import KvTarget
 from engine.handoff import messages
-from engine.handoff.messages import Fence, Prefill, Promise, Reserve, pack_request
+from engine.handoff.messages import Abort, Fence, Prefill, Promise, Reserve, pack_request
 from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.rail_news import RailNews
@@ -23,6 +23,7 @@ from engine.handoff.service import EngineService
 from engine.handoff.updates import Token, decode_all
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
+from engine.step.step import Step
 from net.bodies import answered, encode
 from net.errors import RemoteError
 from net.metrics.events import Metrics
@@ -213,3 +214,28 @@ async def test_prompts_that_hold_blocks_on_each_others_nodes_do_not_wait_for_the
         assert stuck == [(request.request_id, reason)] * mixed
     for *_, service in nodes:
         await service.close()
+
+
+async def test_a_reservation_whose_abort_comes_while_it_gets_its_blocks_holds_none():
+    """Nobody would write to these blocks, and nobody would end the reservation: its acceptor knows it no more."""
+    channel, transfer = Wires("d"), SlowTransfer()
+    transfer.epoch_of = lambda node: ""
+    worker = IdleWorker(Batcher(BlockPool(4), 4, 4, 64, 1000, {0}))
+    service = EngineService(channel, transfer, worker, moves(transfer), 8, idle_load(), Metrics("m", "d"))
+    holder, late = (Request(name, [1] * 16, 16, SamplingParams(), 0.0, ROOT) for name in ("holder", "late"))
+    await channel.handlers[messages.PREFILL]("a", *prefill(holder))
+    assert worker.batcher.schedule(0.0) is not None
+    worker.batcher.gave_way(0.0, Step([]))
+    wire, data = pack_request(late)
+    asked = channel.handlers[messages.RESERVE]("a", encode(Reserve(wire, ["p"])), memoryview(data[0]))
+    reserving = asyncio.create_task(asked)
+    await asyncio.sleep(0)
+    worker.abort("holder")
+    service.blocks_freed()  # its turn: it goes on in the next turn of the loop, behind the abort
+    await channel.handlers[messages.ABORT]("a", encode(Abort(["late"])), memoryview(b""))
+    with pytest.raises(RemoteError, match="cancelled before it had blocks"):
+        await reserving
+    await asyncio.sleep(0)
+    assert service.held()["incoming"] == 0 and not worker.batcher.requests
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+    await service.close()

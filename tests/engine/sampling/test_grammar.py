@@ -177,6 +177,28 @@ def test_grammars_of_both_syntaxes(grammars, tokenizer, source):
 
 
 @pytest.mark.parametrize(
+    ("kind", "source", "text"),
+    [
+        ("choice", json.dumps(["<|x|>"]), "<|x|>"),
+        ("regex", r"ab <\|end\|>[.]", "ab <|end|>."),
+        ("json", json.dumps({"const": "<|end|>"}), '"<|end|>"'),
+        ("grammar", 'root ::= "<|x|>" "<|end|>"', "<|x|><|end|>"),
+    ],
+)
+def test_the_text_of_a_control_token_is_spelt(grammars, tokenizer, kind, source, text):
+    """The control token itself has no text in the answer, and may end it."""
+    grammar = grammars.compile(kind, source)
+    for seed in range(3):
+        assert tokenizer.decode(answer(grammars, grammar, seed)) == text
+
+
+def test_a_control_token_that_a_grammar_names_is_that_token(grammars, tokenizer):
+    grammar = grammars.compile("grammar", 'start: "ab" <|x|> "b"')
+    assert tokenizer.decode(answer(grammars, grammar, 1), skip_special_tokens=False) == "ab<|x|>b"
+    assert 256 in answer(grammars, grammar, 1)
+
+
+@pytest.mark.parametrize(
     "source", ["root = x", "root ::= (", "start: missing", "((((" * 5000, "", 'root ::= "' + "a" * 40_000]
 )
 def test_what_is_no_grammar_is_a_value_error(grammars, source):

@@ -8,7 +8,7 @@ import torch
 
 from engine.sampling.logit_rules import apply_rules
 from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import SamplingRow, _floors, draw, sample
+from engine.sampling.sampler import SamplingRow, _floors, _temperature, draw, sample
 from engine.sampling.uniform import stream_key, uniform
 
 torch.set_num_threads(1)
@@ -299,6 +299,25 @@ def test_tiny_temperatures_are_greedy(temperature):
     logits = random_logits(20, 300, spread=30.0)
     rows = [row(seed=i, temperature=temperature) for i in range(20)]
     assert tokens(logits, rows) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e39},
+        {"temperature": 1e300, "top_p": 0.5},
+        {"repetition_penalty": 1e-46},
+    ],
+)
+def test_numbers_beyond_float32_let_no_banned_token_through(params):
+    rows = [row(range(8), seed=seed, allowed_token_ids=(5, 6), **params) for seed in range(40)]
+    logits = random_logits(1, 20).abs().repeat(40, 1)
+    logits[:, 6] = logits[:, 5]
+    chosen = tokens(logits, rows)
+    assert set(chosen) == {5, 6}
+    keys = [stream_key(row.seed, 8) for row in rows]
+    temperature = _temperature(logits, [row.params for row in rows])
+    assert chosen == draw(apply_rules(logits, rows), [row.params for row in rows], temperature, keys).tolist()
 
 
 def test_not_a_number_gives_a_token_of_the_vocabulary():

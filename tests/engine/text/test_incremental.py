@@ -65,21 +65,30 @@ def sentencepiece():
     return Tokenizer(core, special_tokens={"eos_token": "</s>"})
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    pieces=st.lists(
-        st.one_of(
-            st.sampled_from([0, 1, *range(258, len(SENTENCEPIECE_TOKENS))]).map(lambda i: [i]),
-            st.characters(codec="utf-8").map(lambda c: [2 + byte for byte in c.encode()]),
-        ),
-        max_size=12,
+PIECES = st.lists(
+    st.one_of(
+        st.sampled_from([0, 1, *range(258, len(SENTENCEPIECE_TOKENS))]).map(lambda i: [i]),
+        st.characters(codec="utf-8").map(lambda c: [2 + byte for byte in c.encode()]),
     ),
-    cuts=st.lists(st.integers(0, 100), max_size=20),
+    max_size=12,
 )
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=PIECES, cuts=st.lists(st.integers(0, 100), max_size=20))
 def test_sentencepiece_deltas_add_up(sentencepiece, pieces, cuts):
     ids = [token for piece in pieces for token in piece]
     assert "".join(push_in_pieces(sentencepiece, ids, cuts)) == sentencepiece.decode(ids)
     assert sentencepiece.eos_token_ids == (1,)
+
+
+@settings(max_examples=200, deadline=None)
+@given(prompt=PIECES, answer=PIECES)
+def test_an_answer_continues_the_text_of_its_prompt(sentencepiece, prompt, answer):
+    """Token "▁a" begins a word: behind the text of a prompt, its space is a part of the answer."""
+    before, ids = ([token for piece in pieces for token in piece] for pieces in (prompt, answer))
+    decoder = IncrementalDecoder(sentencepiece, behind=before)
+    assert sentencepiece.decode(before) + decoder.push(ids) + decoder.flush() == sentencepiece.decode(before + ids)
 
 
 def test_a_decoder_of_another_kind_is_refused():

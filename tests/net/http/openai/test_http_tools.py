@@ -123,7 +123,16 @@ async def test_a_forced_call_has_no_text_that_a_format_could_be_of(client, front
     assert frontend.calls[0]["sampling"]["grammar"].startswith("call ")
 
 
-WORDS = st.sampled_from([BEGIN, END, '{"name": "f"}', '{"name": "f", "arguments": {"a": 1}}', "{", "<", "tool", "x\n"])
+TAGGED = '{"name": "f", "arguments": {"a": "\\\\\\"' + END + BEGIN + '"}}'
+WORDS = st.sampled_from(
+    [BEGIN, END, '{"name": "f"}', '{"name": "f", "arguments": {"a": 1}}', TAGGED, "{", "<", "tool", "x\n", '"', "\\"]
+)
+
+
+@pytest.mark.parametrize("end", [END, ""])
+def test_a_tag_in_a_string_of_a_call_is_a_part_of_it(end):
+    content, (call,) = ToolText(99).feed("a" + BEGIN + TAGGED + end, last=True)
+    assert content == "a" and orjson.loads(call["function"]["arguments"]) == {"a": '\\"' + END + BEGIN}
 
 
 @given(st.lists(WORDS), st.lists(st.integers(1, 9)))
@@ -146,14 +155,21 @@ def test_nothing_is_lost(words):
     rest = "".join(words)
     for call in calls:
         head, _, inner = rest.partition(BEGIN)
-        body, _, tail = inner.partition(END)
+        body, tail = _first_call(inner)
         while not _is_call(body):
             head += BEGIN + body + END
             more, _, inner = tail.partition(BEGIN)
-            head, (body, _, tail) = head + more, inner.partition(END)
+            head, (body, tail) = head + more, _first_call(inner)
         assert content.startswith(head) and call["function"]["name"] == "f"
         content, rest = content.removeprefix(head), tail
     assert content == rest
+
+
+def _first_call(text: str) -> tuple[str, str]:
+    """(the shortest begin of `text` that is a call, or all before the first END; what follows its END)."""
+    ends = [at for at in range(len(text)) if text.startswith(END, at)]
+    found = next((at for at in [*ends, len(text)] if _is_call(text[:at])), [*ends, len(text)][0])
+    return text[:found], text[found + len(END) :]
 
 
 def _is_call(text: str) -> bool:
