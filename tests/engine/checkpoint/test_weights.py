@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoint import weights
@@ -239,6 +240,20 @@ def test_dtype_is_kept_or_converted(tmp_path):
     assert source.config.dtype == "bfloat16"
     assert_equal_to(model, weights.load(source, torch.bfloat16))
     assert_equal_to(model.float(), weights.load(source, torch.float32))
+
+
+def test_a_head_that_the_config_would_ignore_is_refused_unless_it_is_the_embedding(tmp_path):
+    """transformers computes with such a head, whatever config.json says."""
+    model = hf_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(ModelError, match="a head that is not its embedding.* set it to false"):
+        weights.load(describe(str(tmp_path)), torch.float32)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    loaded = weights.load(describe(str(tmp_path)), torch.float32)
+    assert "lm_head" not in loaded
+    assert_equal_to(model, loaded)
 
 
 def test_damaged_safetensors(tmp_path):

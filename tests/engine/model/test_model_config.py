@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -14,6 +15,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
@@ -23,11 +25,12 @@ from cache.block import BlockGeometry
 from engine.checkpoint.gguf.config import from_gguf
 from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.gguf.header import forget_header
-from engine.checkpoint.hf_config import from_hf
+from engine.checkpoint.hf_config import FAMILIES, from_hf
 from engine.checkpoint.model_source import _fingerprint as fingerprint
 from engine.checkpoint.model_source import describe, no_model
 from engine.checkpoint.weights import shapes
 from engine.model.model_error import ModelError
+from engine.model.rope import Rope
 from engine.model.rope_scaling import llama3_divisors, magnitude
 
 LLAMA = {
@@ -112,6 +115,8 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
+        ({"per_layer_config": {"1": {"rms_norm_eps": 0.1}}}, "per_layer_config"),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_alpha": 1.5}, "swiglu_alpha 1.5 .* only 1.702 is"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling 'longrope' is not implemented"),
         ({"rope_scaling": {"rope_type": "yarn"}, "max_position_embeddings": 64}, "'yarn' lacks factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
@@ -152,6 +157,39 @@ def test_what_we_cannot_run_is_refused_in_one_line(changes, words):
     with pytest.raises(ModelError, match=words) as error:
         from_hf(LLAMA | changes)
     assert "\n" not in str(error.value)
+
+
+SEEN_IN_WEIGHTS = {
+    *("attention_bias", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads", "q_lora_rank"),
+    *("bos_token_id", "eos_token_id", "max_position_embeddings", "num_nextn_predict_layers"),
+}
+"""Keys whose defaults we may lack: those of the first line are seen in the weights, the others do not change a logit."""
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_key_that_config_json_omits_has_the_default_of_transformers_or_is_refused(architecture):
+    prefix = architecture.removesuffix("ForCausalLM")
+    theirs = getattr(transformers, ("Gemma3Text" if prefix == "Gemma3" else prefix) + "Config")
+    sizes = {"num_experts_per_tok": 2} if prefix == "DeepseekV2" else {}  # it has no default
+    whole = json.loads(theirs(**sizes).to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    rope = [
+        {key: value for key, value in (from_hf(one).rope_scaling or {}).items() if not key.startswith("beta")}
+        for one in (whole, whole | {"rope_parameters": None})
+    ]  # transformers writes the common values of both betas into config.json
+    assert rope[0] == rope[1]
+    for key in whole.keys() - SEEN_IN_WEIGHTS - {"rope_parameters"}:
+        with contextlib.suppress(ModelError):
+            assert from_hf({name: value for name, value in whole.items() if name != key}) == from_hf(whole), key
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_an_original_length_at_the_top_counts_as_in_transformers(kind):
+    scaling = LLAMA3_ROPE | {"rope_type": kind, "rope_theta": 1e4}
+    changes = {"rope_parameters": scaling, "original_max_position_embeddings": 64, "max_position_embeddings": 512}
+    theirs, _ = ROPE_INIT_FUNCTIONS[kind](LlamaConfig(**LLAMA | changes), "cpu")
+    ours = from_hf(LLAMA | changes)
+    found = Rope(ours.rope_size, ours.rope_theta, ours.rope_scaling, torch.device("cpu")).frequency
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=0)
 
 
 def test_a_missing_size_is_named():
