@@ -322,8 +322,15 @@ def test_a_header_that_was_read_is_known_by_its_bytes_alone(tiny_gguf):
 
 
 def test_gguf_linear_scaling(tiny_gguf):
-    path = tiny_gguf(metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0})
-    assert describe(str(path)).config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
+    """Also by the keys of older files, as llama.cpp reads them."""
+    for keys in (
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scale_linear": 4.0},
+    ):
+        assert describe(str(tiny_gguf(metadata=keys))).config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
+    for keys in ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, {"llama.rope.scale_linear": 1.0}):
+        assert describe(str(tiny_gguf(metadata=keys))).config.rope_scaling is None
 
 
 def test_gguf_llama3_scaling_is_recovered_from_its_table(tiny_gguf):
@@ -331,6 +338,10 @@ def test_gguf_llama3_scaling_is_recovered_from_its_table(tiny_gguf):
     tensors = tiny_gguf.tensors() | {"rope_freqs.weight": divisors}
     path = tiny_gguf(tensors, {"llama.rope.freq_base": 5e5})
     assert describe(str(path)).config.rope_scaling == LLAMA3_ROPE
+    for kind, words in (("linear", "a linear RoPE scaling and a table"), ("yarn", "'yarn' is not implemented")):
+        scaled = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 2.0}
+        with pytest.raises(ModelError, match=words):
+            describe(str(tiny_gguf(tensors, scaled | {"llama.rope.freq_base": 5e5})))
     tensors["rope_freqs.weight"] = divisors[::-1].copy()
     with pytest.raises(ModelError, match="does not follow Llama 3's rule"):
         describe(str(tiny_gguf(tensors, {"llama.rope.freq_base": 5e5})))
