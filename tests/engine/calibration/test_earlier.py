@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.calibration import earlier as module
 from engine.calibration.calibration import SHAPES, Room, expected_s
@@ -140,8 +141,12 @@ def test_what_a_step_depends_on_is_in_the_name(monkeypatch: pytest.MonkeyPatch, 
         path(backend="torch"),
         path(shapes=SHAPES[:-1]),  # a small arena has no room for the largest
     ]
+    for name in ("one GPU", "another GPU"):  # whose small steps may take as long, and its large ones not
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        others.append(path(replace(config, device="cuda")))
+        assert path() == same
     monkeypatch.setattr(compiled, "this_cpu", lambda: b"another CPU")
-    assert len({same, *others, path()}) == 10
+    assert len({same, *others, path()}) == 12
     assert path(replace(config, calibration_cache=str(tmp_path / "mine"))).parent == tmp_path / "mine"
 
 
