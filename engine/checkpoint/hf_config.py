@@ -218,9 +218,9 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
 
 def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
     """The ModelConfig of config.json, with stop tokens also from generation_config.json. Raises ModelError."""
-    family = _family(config)
-    config = {**family.defaults, **config}
     try:
+        family = _family(config)
+        config = {**family.defaults, **config}
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         fields: dict[str, Any] = {
             "num_layers": int(config["num_hidden_layers"]),
@@ -247,7 +247,7 @@ def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
         return ModelConfig(**(fields | dict(family.fixed)))
     except KeyError as error:
         raise ModelError(f"config.json has no {error}: not the configuration of a known model") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"config.json contains an impossible value: {error}") from None
 
 

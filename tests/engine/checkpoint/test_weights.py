@@ -247,10 +247,11 @@ def test_a_head_that_the_config_would_ignore_is_refused_unless_it_is_the_embeddi
     model = hf_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    with pytest.raises(ModelError, match="a head that is not its embedding.* set it to false"):
+    with pytest.raises(ModelError, match=r"a head that is not its embedding.* set it to false"):
         weights.load(describe(str(tmp_path)), torch.float32)
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
     loaded = weights.load(describe(str(tmp_path)), torch.float32)
     assert "lm_head" not in loaded
     assert_equal_to(model, loaded)
@@ -263,6 +264,19 @@ def test_damaged_safetensors(tmp_path):
     with pytest.raises(ModelError, match="not a whole safetensors file") as error:
         weights.load(describe(str(tmp_path)), torch.float32)
     assert "\n" not in str(error.value)
+
+
+def test_tensors_that_are_no_weights_are_refused(tmp_path):
+    model = hf_model(tmp_path)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    name = "model.layers.1.self_attn.q_proj.weight"
+    for changed, words in (
+        ({name: tensors[name].to(torch.uint8)}, f"{name} is of type uint8"),
+        ({"model.layers.1": torch.zeros(2)}, "1 weights of another architecture: model.layers.1$"),
+    ):
+        save_file(tensors | changed, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=words):
+            weights.load(describe(str(tmp_path)), torch.float32)
 
 
 def test_a_lost_shard(tmp_path):

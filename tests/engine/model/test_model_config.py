@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -151,6 +153,10 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"num_hidden_layers": 0}, "num_layers is 0"),
         ({"num_attention_heads": 0}, "impossible value"),
         ({"hidden_size": "big"}, "impossible value.*big"),
+        ({"hidden_size": math.inf}, "impossible value.*infinity"),
+        ({"architectures": [None]}, "impossible value"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor None, which is no positive number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor 0, which is no positive number"),
     ],
 )
 def test_what_we_cannot_run_is_refused_in_one_line(changes, words):
@@ -163,7 +169,7 @@ SEEN_IN_WEIGHTS = {
     *("attention_bias", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads", "q_lora_rank"),
     *("bos_token_id", "eos_token_id", "max_position_embeddings", "num_nextn_predict_layers"),
 }
-"""Keys whose defaults we may lack: those of the first line are seen in the weights, the others do not change a logit."""
+"""Keys whose defaults we may lack: weights show those of the first line, the others change no logit."""
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -329,7 +335,10 @@ def test_gguf_linear_scaling(tiny_gguf):
         {"llama.rope.scale_linear": 4.0},
     ):
         assert describe(str(tiny_gguf(metadata=keys))).config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
-    for keys in ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, {"llama.rope.scale_linear": 1.0}):
+    for keys in (
+        {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scale_linear": 1.0},
+    ):
         assert describe(str(tiny_gguf(metadata=keys))).config.rope_scaling is None
 
 
@@ -478,12 +487,30 @@ def test_a_damaged_directory(tmp_path, tiny_gguf):
     (tmp_path / "m" / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ModelError, match="has no weight_map"):
         describe(path)
+    (tmp_path / "m" / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["x"], "b": "y"}}')
+    with pytest.raises(ModelError, match="has no weight_map"):
+        describe(path)
     (tmp_path / "m" / "config.json").write_text("[1")
     with pytest.raises(ModelError, match="cannot be read"):
         describe(path)
     tiny_gguf()
     with pytest.raises(ModelError, match=r"has no config.json: give the file tiny.gguf itself"):
         describe(str(tmp_path))
+
+
+def test_a_file_that_the_user_may_not_read(tmp_path, monkeypatch):
+    path, open_ = write_config(tmp_path / "m"), Path.open
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"x" * 100)
+
+    def opened(file: Path, *args: Any, **more: Any) -> Any:
+        if file.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(file))
+        return open_(file, *args, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ModelError, match=r"m cannot be read: .*Permission denied.*model.safetensors") as error:
+        describe(path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_format_that_does_not_fit(tmp_path, tiny_gguf):
