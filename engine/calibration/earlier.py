@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
 from engine import __version__
 from engine.calibration.calibration import SHAPES, Clock, Room, Shape, calibrate, expected_s, mistaken, never, sample
 from engine.config.config import Config
+from engine.config.machine import survey
 from engine.core.costs import StepCosts
 from engine.step.runner import Runner
 from net import compiled
@@ -100,8 +99,8 @@ def earlier_of(config: Config, fingerprint: str, backend: str, shapes: Sequence[
     versions = {"mooncake": __version__, "torch": version("torch")}
     found = {"flags": flags, "weights": fingerprint, "attention": backend, "versions": versions, "shapes": list(shapes)}
     parts = [json.dumps(found, sort_keys=True).encode(), compiled.this_cpu()]
-    if config.device == "cuda":
-        parts.append(torch.cuda.get_device_name().encode())
+    if config.device == "cuda" and (gpu := survey(look_for_gpu=True).gpu) is not None:
+        parts.append(gpu.name.encode())
     path = compiled.path_of("calibration", "steps", parts, ".json")
     own = config.calibration_cache
     return Earlier(path if own == "auto" else Path(own).expanduser() / path.name)

@@ -6,14 +6,15 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 
 from engine.calibration import earlier as module
 from engine.calibration.calibration import SHAPES, Room, expected_s
 from engine.calibration.earlier import Earlier, earlier_of, measured
 from engine.config.config import Config
+from engine.config.machine import Gpu
 from engine.core.costs import StepCosts
 from net import compiled
 from sched.idle_checks import Verdict
@@ -142,7 +143,8 @@ def test_what_a_step_depends_on_is_in_the_name(monkeypatch: pytest.MonkeyPatch, 
         path(shapes=SHAPES[:-1]),  # a small arena has no room for the largest
     ]
     for name in ("one GPU", "another GPU"):  # whose small steps may take as long, and its large ones not
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        found = SimpleNamespace(gpu=Gpu(name, total_bytes=1, free_bytes=1, bfloat16=True))
+        monkeypatch.setattr(module, "survey", lambda look_for_gpu, found=found: found)
         others.append(path(replace(config, device="cuda")))
         assert path() == same
     monkeypatch.setattr(compiled, "this_cpu", lambda: b"another CPU")
