@@ -1,10 +1,10 @@
 """Measured steps of earlier starts, which a start takes instead of measuring, if a few steps agree with them.
 
-A file has the measurements of one configuration on one kind of CPU; everything by which steps may take otherwise is in
-its name. It need not be right: the CPU may have other guests than then, or the start that wrote it may have been
-disturbed. So every start first runs two small shapes. They take a tenth of the time of a calibration, and also warm the
-engine up. If they take otherwise, everything is measured again, and so it is when an idle node finds its estimates
-wrong (recalibration.py). Both replace the file. --calibration-cache off always measures.
+A file has the measurements of one configuration on one kind of CPU and GPU; everything by which steps may take
+otherwise is in its name. It need not be right: the CPU may have other guests than then, or the start that wrote it may
+have been disturbed. So every start first runs two small shapes. They take a tenth of the time of a calibration, and
+also warm the engine up. If they take otherwise, everything is measured again, and so it is when an idle node finds its
+estimates wrong (recalibration.py). Both replace the file. --calibration-cache off always measures.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from engine import __version__
 from engine.calibration.calibration import SHAPES, Clock, Room, Shape, calibrate, expected_s, mistaken, never, sample
 from engine.config.config import Config
+from engine.config.machine import survey
 from engine.core.costs import StepCosts
 from engine.step.runner import Runner
 from net import compiled
@@ -98,6 +99,8 @@ def earlier_of(config: Config, fingerprint: str, backend: str, shapes: Sequence[
     versions = {"mooncake": __version__, "torch": version("torch")}
     found = {"flags": flags, "weights": fingerprint, "attention": backend, "versions": versions, "shapes": list(shapes)}
     parts = [json.dumps(found, sort_keys=True).encode(), compiled.this_cpu()]
+    if config.device == "cuda" and (gpu := survey(look_for_gpu=True).gpu) is not None:
+        parts.append(gpu.name.encode())
     path = compiled.path_of("calibration", "steps", parts, ".json")
     own = config.calibration_cache
     return Earlier(path if own == "auto" else Path(own).expanduser() / path.name)

@@ -70,7 +70,7 @@ class ByteWeights(SafetensorsWeights):
 
     def stored(self, name: str, dtype: torch.dtype) -> Scaled:
         """A matrix of kinds(), for products in `dtype`. Raises ModelError for damaged codes or scales."""
-        codes = super().read(name).view(torch.uint8)
+        codes = self._whole(name).clone().view(torch.uint8)
         file, theirs = self._scales[name]
         scales: Tensor = file.get_tensor(theirs).float()
         if not scales.isfinite().all():

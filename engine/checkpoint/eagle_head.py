@@ -17,12 +17,13 @@ Its weights by our names (engine/checkpoint/eagle_weights.py reads them):
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.model_source import ModelSource, hash_files, read_json, safetensors_files
 from engine.model.eagle_config import Eagle
@@ -152,10 +153,12 @@ def _check_model(config: ModelConfig) -> None:
 
 
 def _names(files: Sequence[Path]) -> set[str]:
-    """Ours, of the weights in the files, from their headers."""
+    """Ours, of the weights in the files, from their headers. Raises ModelError for a damaged one."""
     found = set[str]()
     for path in files:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found |= {our_name(name) for name in header if name != "__metadata__"}
+        try:
+            with safe_open(path, framework="np") as file:
+                found |= {our_name(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path.name} is not a whole safetensors file ({error}): fetch it again") from None
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.checkpoint.families import kimi_linear, qwen3_next
-from engine.checkpoint.families.deepseek import V2_IMPLEMENTED, V3_IMPLEMENTED, deepseek_v2, deepseek_v3
+from engine.checkpoint.families.deepseek import V2_IMPLEMENTED, V3_DEFAULTS, V3_IMPLEMENTED, deepseek_v2, deepseek_v3
 from engine.model.model_config import ModelConfig, check, token_ids
 from engine.model.model_error import ModelError
 
@@ -101,6 +101,8 @@ class Family:
     """ModelConfig fields that are the same for all models of the family."""
 
 
+ORIGINAL = "original_max_position_embeddings"
+
 GEMMA_DEFAULTS = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -110,12 +112,14 @@ GEMMA_DEFAULTS = {
 }
 GEMMA_FIXED = {"norm_plus_one": True, "post_norms": True, "activation": "gelu_tanh"}
 
+GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, ORIGINAL: 4096, "truncate": False}
+
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(windows=all_layers),
+    "MistralForCausalLM": Family(windows=all_layers, defaults={"sliding_window": 4096}),
     "MixtralForCausalLM": Family(
         windows=all_layers,
-        defaults={"rope_theta": 1e6, "num_experts_per_tok": 2},
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2},
         fixed={"normalize_experts": True},
     ),
     "Qwen2ForCausalLM": Family(windows=upper_layers_if_used, fixed={"qkv_bias": True}),
@@ -138,7 +142,7 @@ FAMILIES: dict[str, Family] = {
             "residual_multiplier": 1.0,
         },
     ),
-    "Phi3ForCausalLM": Family(windows=all_layers, fixed={"fused": True}),
+    "Phi3ForCausalLM": Family(windows=all_layers, defaults={"rms_norm_eps": 1e-5}, fixed={"fused": True}),
     "Glm4ForCausalLM": Family(
         more=glm4,
         implemented={"partial_rotary_factor": (0.25, 0.5, 1.0)},
@@ -161,10 +165,13 @@ FAMILIES: dict[str, Family] = {
     "GptOssForCausalLM": Family(
         windows=every_other,
         more=gpt_oss,
+        implemented={"swiglu_alpha": (1.702,)},
         defaults={
             "attention_bias": True,
             "head_dim": 64,
             "num_experts_per_tok": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": GPT_OSS_ROPE,
             "rope_theta": 150_000.0,
             "sliding_window": 128,
             "swiglu_limit": 7.0,
@@ -190,10 +197,10 @@ FAMILIES: dict[str, Family] = {
         fixed={"gated": True, "norm_plus_one": True, "qk_norm": True, "shared_gate": True},
     ),
     "KimiLinearForCausalLM": Family(
-        more=kimi_linear.fields, implemented=kimi_linear.IMPLEMENTED, defaults={"rms_norm_eps": 1e-5}
+        more=kimi_linear.fields, implemented=kimi_linear.IMPLEMENTED, defaults=kimi_linear.DEFAULTS
     ),
     "DeepseekV2ForCausalLM": Family(more=deepseek_v2, implemented=V2_IMPLEMENTED),
-    "DeepseekV3ForCausalLM": Family(more=deepseek_v3, implemented=V3_IMPLEMENTED),
+    "DeepseekV3ForCausalLM": Family(more=deepseek_v3, implemented=V3_IMPLEMENTED, defaults=V3_DEFAULTS),
 }
 """By the names in `architectures` of config.json."""
 
@@ -203,6 +210,7 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "mlp_bias": (False,),
     PARTIAL: (1.0,),
+    "per_layer_config": ({},),
     "use_bidirectional_attention": (False,),
 }
 """Keys that change the mathematics -> the implemented values; null and a missing key are always accepted."""
@@ -210,9 +218,9 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
 
 def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
     """The ModelConfig of config.json, with stop tokens also from generation_config.json. Raises ModelError."""
-    family = _family(config)
-    config = {**family.defaults, **config}
     try:
+        family = _family(config)
+        config = {**family.defaults, **config}
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         fields: dict[str, Any] = {
             "num_layers": int(config["num_hidden_layers"]),
@@ -239,7 +247,7 @@ def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
         return ModelConfig(**(fields | dict(family.fixed)))
     except KeyError as error:
         raise ModelError(f"config.json has no {error}: not the configuration of a known model") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"config.json contains an impossible value: {error}") from None
 
 
@@ -278,8 +286,10 @@ def _rope(config: Json, family: Family) -> dict[str, Any]:
     partial, implemented = rope.pop("partial_rotary_factor", 1.0), (IMPLEMENTED | dict(family.implemented))[PARTIAL]
     only = " or ".join(map(str, implemented))
     check(partial in implemented, f"{PARTIAL} {partial} in config.json is not supported; only {only} is")
+    if rope["rope_type"] in ("yarn", "llama3") and config.get(ORIGINAL):  # transformers prefers the key at the top
+        rope[ORIGINAL] = int(config[ORIGINAL])
     if rope["rope_type"] == "yarn":
-        rope.setdefault("original_max_position_embeddings", int(config["max_position_embeddings"]))
+        rope.setdefault(ORIGINAL, int(config["max_position_embeddings"]))
     scaling = None if rope["rope_type"] == "default" else rope
     return {"rope_theta": theta, "rope_scaling": scaling, "local_rope_theta": local}
 

@@ -71,7 +71,7 @@ def open_layered(
         progress(done, total)
 
     with reading.opened as reader, ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
-        check(source, sizes, reader.shapes())
+        check(source, sizes, reader)
         yield LayeredWeights(sizes, lambda name: reading.take(reader, name), threads, took)
 
 

@@ -59,6 +59,13 @@ def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool 
     """Find `model` and describe it; downloads a hub id. `seed`: only for dummy weights. With `pooled`, a directory may
     lack weights; `adopt` then takes their fingerprint from the cluster. Raises ModelError, one line that names the
     remedy."""
+    try:
+        return _described(model, load_format, seed, pooled)
+    except OSError as error:  # of a folder or a file that this user may not read
+        raise ModelError(f"{model} cannot be read: {error}") from None
+
+
+def _described(model: str, load_format: str, seed: int, pooled: bool) -> ModelSource:
     name, path = _locate(model, load_format)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -149,9 +156,9 @@ def safetensors_files(directory: Path) -> tuple[Path, ...]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
+        if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
             raise ModelError(f"{index} has no weight_map: fetch it again")
-        files = [directory / Path(str(name)).name for name in sorted(set(shards.values()))]
+        files = [directory / Path(name).name for name in sorted(set(shards.values()))]
     else:
         whole = directory / "model.safetensors"
         files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))

@@ -152,10 +152,20 @@ class SafetensorsWeights:
         """The tensor as stored. It owns its memory: the file may be closed or replaced afterwards."""
         if name in self._joined:
             return self._joined[name].read()
-        file, theirs = self._where[name]
-        tensor: Tensor = file.get_tensor(theirs)
+        tensor = self._whole(name)
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"{self._where[name][1]} is of type {str(tensor.dtype).removeprefix('torch.')}, and config.json has no "
+                "quantization_config that says what its numbers mean"
+            )
         ordered = self._config.gated or self._config.interleaved
         return (reordered(name, tensor, self._config) if ordered else tensor).clone()
+
+    def _whole(self, name: str) -> Tensor:
+        """The tensor of a file, of any type; it may lie in the file's memory."""
+        file, theirs = self._where[name]
+        tensor: Tensor = file.get_tensor(theirs)
+        return tensor
 
 
 def _skipped(config: ModelConfig) -> tuple[str, ...]:
@@ -212,7 +222,7 @@ def our_name(name: str, names: Mapping[str, str] = layer_names) -> str:
     `layers.3.experts.7.up`; unknown names stay unchanged."""
     if not name.startswith("model.layers."):
         return whole_names.get(name, name)
-    _, _, layer, part = name.split(".", 3)
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
     if part in names:
         return f"layers.{layer}.{names[part]}"
     _, experts, inner = part.partition(".experts.")

@@ -165,7 +165,7 @@ def read_all(
     it. Raises ModelError."""
     wanted, weights = shapes(source.config), {}
     with opened as reader, ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
-        check(source, wanted, reader.shapes())
+        check(source, wanted, reader)
         wanted = {name: shape for name, shape in wanted.items() if only(name)}
         done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
         for name, weight in zip(wanted, threads.map(lambda name: take(reader, name), wanted), strict=True):
@@ -351,8 +351,9 @@ def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4We
     return None
 
 
-def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], reader: Reader) -> None:
     """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one."""
+    found = reader.shapes()
     if missing := [name for name in wanted if name not in found]:
         last = source.config.num_layers
         if source.config.draft_layers and all(name.startswith(f"layers.{last}.") for name in missing):
@@ -367,3 +368,14 @@ def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Map
     for name, shape in wanted.items():
         if found[name] != shape:
             raise ModelError(f"{source.name}: {name} has shape {list(found[name])}, the config says {list(shape)}")
+    if "lm_head" in found and "lm_head" not in wanted and not _is_embedding(reader):
+        raise ModelError(
+            f"{source.name} has a head that is not its embedding, and config.json says tie_word_embeddings true: set "
+            "it to false there to compute with that head"
+        )
+
+
+def _is_embedding(reader: Reader) -> bool:
+    """Whether a head that is not needed has the values of the embedding, as some programs save it."""
+    head, embedding = reader.read("lm_head"), reader.read("embed")
+    return head.shape == embedding.shape and torch.equal(head, embedding.to(head.dtype))

@@ -98,8 +98,15 @@ def free_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
     free = _meminfo_free(_read(proc / "meminfo"))
     limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        free = min(free, max(0, int(limit) - int(used)))
+        free = min(free, max(0, int(limit) - int(used) + _cached(_read(cgroup / "memory.stat"))))
     return free
+
+
+def _cached(memory_stat: str) -> int:
+    """Bytes of files in a cgroup's memory: they count as used, and the kernel gives them back before it refuses
+    memory. Memory in tmpfs is not among them."""
+    found = dict(line.split() for line in memory_stat.splitlines())
+    return sum(int(found.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _gpu() -> Gpu | None:

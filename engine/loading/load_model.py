@@ -156,7 +156,7 @@ def _load_experts(
 ) -> LoadedModel:
     """As rank 0 of ranks that share the experts, or without any of them. `made`: the arena."""
     region, kv = made
-    source = _as_flagged(config, source)
+    source = as_flagged(config, source)
     ranks_here = config.expert_parallel_size - config.expert_remote_ranks
     torch.set_num_threads(max(1, config.num_threads // max(1, ranks_here)))
     torch.set_grad_enabled(False)
@@ -233,7 +233,7 @@ def load_rank(
     """One rank's runner: its weights, and `kv`, its heads of the arena's blocks. `join` connects the ranks and is
     called once the weights are there; None = there is one rank, with everything. `make` makes the runner. `backend`:
     of attention; None = as `config` says. --weight-dtype is not auto."""
-    source = _as_flagged(config, source)
+    source = as_flagged(config, source)
     device = config.device if join is None else device_of(config, rank)
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
@@ -293,7 +293,7 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
 
 
-def _as_flagged(config: Config, source: ModelSource) -> ModelSource:
+def as_flagged(config: Config, source: ModelSource) -> ModelSource:
     """With the form of latent prompts that the user chose."""
     latent = source.config.latent
     if latent is None:

@@ -19,6 +19,7 @@ from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.weights import load, shapes
 from engine.config.config import Config
 from engine.config.machine import free_bytes
+from engine.loading.load_model import as_flagged
 from engine.model.decoder import Model
 from engine.model.model_error import ModelError
 from engine.step.runner import Runner
@@ -60,7 +61,7 @@ def obstacle(config: Config) -> str | None:
 
 def load_new_weights(config: Config, source: ModelSource, opened: NamedWeights, running: Runner) -> NewWeights:
     """Raises ModelError if there is no memory for them next to the old ones, or a tensor cannot be read."""
-    begun, dtype = time.monotonic(), getattr(torch, config.dtype)
+    begun, dtype, source = time.monotonic(), getattr(torch, config.dtype), as_flagged(config, source)
     nbytes = dtype.itemsize * sum(map(math.prod, shapes(source.config).values()))
     if (free := free_bytes()) < nbytes:
         raise ModelError(

@@ -34,6 +34,9 @@ def problem(scaling: Mapping[str, Any]) -> str | None:
     missing = sorted(set(SCALINGS[kind]) - scaling.keys())
     if missing:
         return f"RoPE scaling {kind!r} lacks {', '.join(missing)}"
+    for key in SCALINGS[kind]:
+        if not isinstance(value := scaling[key], int | float) or not 0 < value < math.inf:
+            return f"RoPE scaling {kind!r} has {key} {value!r}, which is no positive number"
     return None
 
 

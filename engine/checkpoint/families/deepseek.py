@@ -27,6 +27,9 @@ V3_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
 }
 """As hf_config.IMPLEMENTED."""
 
+V3_DEFAULTS: dict[str, Any] = {"n_group": 8, "n_shared_experts": 1, "routed_scaling_factor": 2.5, "topk_group": 4}
+"""As Family.defaults."""
+
 
 def deepseek_v2(config: Json) -> dict[str, Any]:
     """Group-limited greedy routing if topk_method says so; q of DeepSeek-V2-Lite has no latent."""

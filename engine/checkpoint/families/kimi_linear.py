@@ -26,6 +26,9 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
 }
 """As hf_config.IMPLEMENTED."""
 
+DEFAULTS: dict[str, Any] = {"num_shared_experts": 1, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446}
+"""As Family.defaults."""
+
 KINDS = ("linear_attention", "full_attention")
 MLP_KINDS = ("dense", "sparse")
 

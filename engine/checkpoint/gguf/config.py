@@ -67,15 +67,19 @@ def from_gguf(file: GGUFFile) -> ModelConfig:
 
 
 def _scaling(file: GGUFFile, architecture: str, head_size: int) -> dict[str, Any] | None:
-    """GGUF names linear scaling in its metadata but stores Llama 3's rule as a tensor of per-frequency divisors."""
-    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    """GGUF names linear scaling in its metadata but stores Llama 3's rule as a tensor of per-frequency divisors. A
+    factor without a type is linear, as in llama.cpp; files of 2023 have it under another key."""
+    at = f"{architecture}.rope.scaling."
+    factor = float(file.number(at + "factor", file.number(f"{architecture}.rope.scale_linear", 0.0)))
+    kind = file.metadata.get(at + "type", "linear" if factor else "none")
+    check(
+        kind in ("none", "linear"),
+        f"{file.path.name}: RoPE scaling {kind!r} is not implemented for GGUF files; known: none, linear",
+    )
+    linear = None if kind == "none" or factor in (0, 1) else {"rope_type": "linear", "factor": factor}
     if "rope_freqs.weight" not in file.tensors:
-        check(
-            kind in ("none", "linear"),
-            f"{file.path.name}: RoPE scaling {kind!r} is not implemented for GGUF files; known: none, linear",
-        )
-        factor = float(file.number(f"{architecture}.rope.scaling.factor", 1.0))
-        return None if kind == "none" else {"rope_type": "linear", "factor": factor}
+        return linear
+    check(linear is None, f"{file.path.name}: a linear RoPE scaling and a table of divisors; only one of them works")
     divisors = np.frombuffer(file.raw("rope_freqs.weight"), "<f4")
     scaling = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3_SCALING}
     expected = llama3_divisors(scaling, float(file.number(f"{architecture}.rope.freq_base", 10_000.0)), head_size)

@@ -99,7 +99,7 @@ def our_name(name: str) -> str:
     """`blk.3.attn_q.weight` -> `layers.3.q`; unknown names stay unchanged."""
     if not name.startswith("blk."):
         return whole_names.get(name, name)
-    _, layer, part = name.split(".", 2)
+    layer, _, part = name.removeprefix("blk.").partition(".")
     return f"layers.{layer}.{layer_names[part]}" if part in layer_names else name
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from engine.calibration import earlier as module
 from engine.calibration.calibration import SHAPES, Room, expected_s
 from engine.calibration.earlier import Earlier, earlier_of, measured
 from engine.config.config import Config
+from engine.config.machine import Gpu
 from engine.core.costs import StepCosts
 from net import compiled
 from sched.idle_checks import Verdict
@@ -140,8 +142,13 @@ def test_what_a_step_depends_on_is_in_the_name(monkeypatch: pytest.MonkeyPatch, 
         path(backend="torch"),
         path(shapes=SHAPES[:-1]),  # a small arena has no room for the largest
     ]
+    for name in ("one GPU", "another GPU"):  # whose small steps may take as long, and its large ones not
+        found = SimpleNamespace(gpu=Gpu(name, total_bytes=1, free_bytes=1, bfloat16=True))
+        monkeypatch.setattr(module, "survey", lambda look_for_gpu, found=found: found)
+        others.append(path(replace(config, device="cuda")))
+        assert path() == same
     monkeypatch.setattr(compiled, "this_cpu", lambda: b"another CPU")
-    assert len({same, *others, path()}) == 10
+    assert len({same, *others, path()}) == 12
     assert path(replace(config, calibration_cache=str(tmp_path / "mine"))).parent == tmp_path / "mine"
 
 

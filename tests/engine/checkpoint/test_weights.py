@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoint import weights
@@ -241,6 +242,21 @@ def test_dtype_is_kept_or_converted(tmp_path):
     assert_equal_to(model.float(), weights.load(source, torch.float32))
 
 
+def test_a_head_that_the_config_would_ignore_is_refused_unless_it_is_the_embedding(tmp_path):
+    """transformers computes with such a head, whatever config.json says."""
+    model = hf_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(ModelError, match=r"a head that is not its embedding.* set it to false"):
+        weights.load(describe(str(tmp_path)), torch.float32)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    loaded = weights.load(describe(str(tmp_path)), torch.float32)
+    assert "lm_head" not in loaded
+    assert_equal_to(model, loaded)
+
+
 def test_damaged_safetensors(tmp_path):
     hf_model(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -248,6 +264,19 @@ def test_damaged_safetensors(tmp_path):
     with pytest.raises(ModelError, match="not a whole safetensors file") as error:
         weights.load(describe(str(tmp_path)), torch.float32)
     assert "\n" not in str(error.value)
+
+
+def test_tensors_that_are_no_weights_are_refused(tmp_path):
+    model = hf_model(tmp_path)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    name = "model.layers.1.self_attn.q_proj.weight"
+    for changed, words in (
+        ({name: tensors[name].to(torch.uint8)}, f"{name} is of type uint8"),
+        ({"model.layers.1": torch.zeros(2)}, "1 weights of another architecture: model.layers.1$"),
+    ):
+        save_file(tensors | changed, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=words):
+            weights.load(describe(str(tmp_path)), torch.float32)
 
 
 def test_a_lost_shard(tmp_path):

@@ -277,6 +277,10 @@ def test_survey_reads_proc_and_cgroup(tmp_path):
     machine = survey(False, proc=tmp_path, cgroup=tmp_path)
     assert machine.free_bytes == 3 * GiB
     assert machine.num_cpus == 1
+    # A checkpoint that was read lies in the page cache, which the kernel counts as used and gives back.
+    (tmp_path / "memory.current").write_text(f"{4 * GiB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {GiB}\nshmem 4096\ninactive_file {2 * GiB}\nactive_file {GiB // 2}\n")
+    assert survey(False, proc=tmp_path, cgroup=tmp_path).free_bytes == 2.5 * GiB
 
 
 def test_survey_of_this_machine_without_torch():

@@ -199,6 +199,15 @@ def test_weights_that_do_not_fit_are_refused_by_name(saved: Saved, tmp_path):
             load_head(source_of(directory), torch.float32)
 
 
+@pytest.mark.parametrize("data", [b"", b"\xff" * 64, b"\x06" + bytes(7) + b"[1, 2]"], ids=["empty", "noise", "list"])
+def test_a_damaged_head_is_refused_by_its_file(saved: Saved, tmp_path, data):
+    directory = changed(saved, tmp_path / "model")
+    (directory / "head" / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelError, match=r"model.safetensors is not a whole safetensors file") as refused:
+        with_head(describe(str(directory)), str(directory / "head"))
+    assert "\n" not in str(refused.value)
+
+
 def test_flags_and_models_that_do_not_work_with_a_head(saved: Saved, tmp_path):
     with pytest.raises(UsageError, match="go together"):
         parse(["--speculative-method", "eagle"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -9,11 +10,14 @@ import struct
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
@@ -23,11 +27,12 @@ from cache.block import BlockGeometry
 from engine.checkpoint.gguf.config import from_gguf
 from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.gguf.header import forget_header
-from engine.checkpoint.hf_config import from_hf
+from engine.checkpoint.hf_config import FAMILIES, from_hf
 from engine.checkpoint.model_source import _fingerprint as fingerprint
 from engine.checkpoint.model_source import describe, no_model
 from engine.checkpoint.weights import shapes
 from engine.model.model_error import ModelError
+from engine.model.rope import Rope
 from engine.model.rope_scaling import llama3_divisors, magnitude
 
 LLAMA = {
@@ -112,6 +117,8 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
+        ({"per_layer_config": {"1": {"rms_norm_eps": 0.1}}}, "per_layer_config"),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_alpha": 1.5}, "swiglu_alpha 1.5 .* only 1.702 is"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling 'longrope' is not implemented"),
         ({"rope_scaling": {"rope_type": "yarn"}, "max_position_embeddings": 64}, "'yarn' lacks factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
@@ -146,12 +153,49 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"num_hidden_layers": 0}, "num_layers is 0"),
         ({"num_attention_heads": 0}, "impossible value"),
         ({"hidden_size": "big"}, "impossible value.*big"),
+        ({"hidden_size": math.inf}, "impossible value.*infinity"),
+        ({"architectures": [None]}, "impossible value"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor None, which is no positive number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor 0, which is no positive number"),
     ],
 )
 def test_what_we_cannot_run_is_refused_in_one_line(changes, words):
     with pytest.raises(ModelError, match=words) as error:
         from_hf(LLAMA | changes)
     assert "\n" not in str(error.value)
+
+
+SEEN_IN_WEIGHTS = {
+    *("attention_bias", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads", "q_lora_rank"),
+    *("bos_token_id", "eos_token_id", "max_position_embeddings", "num_nextn_predict_layers"),
+}
+"""Keys whose defaults we may lack: weights show those of the first line, the others change no logit."""
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_key_that_config_json_omits_has_the_default_of_transformers_or_is_refused(architecture):
+    prefix = architecture.removesuffix("ForCausalLM")
+    theirs = getattr(transformers, ("Gemma3Text" if prefix == "Gemma3" else prefix) + "Config")
+    sizes = {"num_experts_per_tok": 2} if prefix == "DeepseekV2" else {}  # it has no default
+    whole = json.loads(theirs(**sizes).to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    rope = [
+        {key: value for key, value in (from_hf(one).rope_scaling or {}).items() if not key.startswith("beta")}
+        for one in (whole, whole | {"rope_parameters": None})
+    ]  # transformers writes the common values of both betas into config.json
+    assert rope[0] == rope[1]
+    for key in whole.keys() - SEEN_IN_WEIGHTS - {"rope_parameters"}:
+        with contextlib.suppress(ModelError):
+            assert from_hf({name: value for name, value in whole.items() if name != key}) == from_hf(whole), key
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_an_original_length_at_the_top_counts_as_in_transformers(kind):
+    scaling = LLAMA3_ROPE | {"rope_type": kind, "rope_theta": 1e4}
+    changes = {"rope_parameters": scaling, "original_max_position_embeddings": 64, "max_position_embeddings": 512}
+    theirs, _ = ROPE_INIT_FUNCTIONS[kind](LlamaConfig(**LLAMA | changes), "cpu")
+    ours = from_hf(LLAMA | changes)
+    found = Rope(ours.rope_size, ours.rope_theta, ours.rope_scaling, torch.device("cpu")).frequency
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=0)
 
 
 def test_a_missing_size_is_named():
@@ -284,8 +328,18 @@ def test_a_header_that_was_read_is_known_by_its_bytes_alone(tiny_gguf):
 
 
 def test_gguf_linear_scaling(tiny_gguf):
-    path = tiny_gguf(metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0})
-    assert describe(str(path)).config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
+    """Also by the keys of older files, as llama.cpp reads them."""
+    for keys in (
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scale_linear": 4.0},
+    ):
+        assert describe(str(tiny_gguf(metadata=keys))).config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
+    for keys in (
+        {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scale_linear": 1.0},
+    ):
+        assert describe(str(tiny_gguf(metadata=keys))).config.rope_scaling is None
 
 
 def test_gguf_llama3_scaling_is_recovered_from_its_table(tiny_gguf):
@@ -293,6 +347,10 @@ def test_gguf_llama3_scaling_is_recovered_from_its_table(tiny_gguf):
     tensors = tiny_gguf.tensors() | {"rope_freqs.weight": divisors}
     path = tiny_gguf(tensors, {"llama.rope.freq_base": 5e5})
     assert describe(str(path)).config.rope_scaling == LLAMA3_ROPE
+    for kind, words in (("linear", "a linear RoPE scaling and a table"), ("yarn", "'yarn' is not implemented")):
+        scaled = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 2.0}
+        with pytest.raises(ModelError, match=words):
+            describe(str(tiny_gguf(tensors, scaled | {"llama.rope.freq_base": 5e5})))
     tensors["rope_freqs.weight"] = divisors[::-1].copy()
     with pytest.raises(ModelError, match="does not follow Llama 3's rule"):
         describe(str(tiny_gguf(tensors, {"llama.rope.freq_base": 5e5})))
@@ -429,12 +487,30 @@ def test_a_damaged_directory(tmp_path, tiny_gguf):
     (tmp_path / "m" / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ModelError, match="has no weight_map"):
         describe(path)
+    (tmp_path / "m" / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["x"], "b": "y"}}')
+    with pytest.raises(ModelError, match="has no weight_map"):
+        describe(path)
     (tmp_path / "m" / "config.json").write_text("[1")
     with pytest.raises(ModelError, match="cannot be read"):
         describe(path)
     tiny_gguf()
     with pytest.raises(ModelError, match=r"has no config.json: give the file tiny.gguf itself"):
         describe(str(tmp_path))
+
+
+def test_a_file_that_the_user_may_not_read(tmp_path, monkeypatch):
+    path, open_ = write_config(tmp_path / "m"), Path.open
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"x" * 100)
+
+    def opened(file: Path, *args: Any, **more: Any) -> Any:
+        if file.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(file))
+        return open_(file, *args, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ModelError, match=r"m cannot be read: .*Permission denied.*model.safetensors") as error:
+        describe(path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_format_that_does_not_fit(tmp_path, tiny_gguf):
