@@ -19,7 +19,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from typing import Any, Self, TypeVar
 
 import uvloop
@@ -238,6 +238,9 @@ class Store:
             return begun.result()
         except CancelledError:
             raise StoreError("this Store was closed meanwhile") from None
+        except BaseException:  # of a signal, such as Ctrl-C: until the end, the work uses memory of the caller
+            wait([begun])
+            raise
 
     def _each(self, begin: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
         """Yields the items of a generator on the event loop; closing this one closes that one."""

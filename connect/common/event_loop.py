@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
 import uvloop
@@ -42,7 +42,7 @@ class EventLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, or its exception. Raises LoopClosed."""
         try:
-            return self.begin(work).result()
+            return ended(self.begin(work))
         except CancelledError:
             raise LoopClosed("the event loop was closed meanwhile") from None
 
@@ -81,3 +81,13 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def ended(begun: Future[T]) -> T:
+    """The result, or the exception. An exception of a signal (Ctrl-C) waits for the end, too: until then the work uses
+    memory of the caller, who may free it."""
+    try:
+        return begun.result()
+    except BaseException:
+        wait([begun])
+        raise

@@ -86,6 +86,9 @@ class TransferEngine:
         `device_name`, separated by commas, or with all; without a usable one a line of the log says why, and bytes go
         over TCP. -1 if it cannot listen there, or listens already."""
         host, port = host_and_port(local_hostname)
+        if port >= 1 << 16:  # the event loop would listen on the rest
+            log.error("initialize: there is no port %d", port)
+            return FAILED
         with self._lock:
             if self._core is not None:
                 return FAILED

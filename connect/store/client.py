@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from cache.results import NoRoom, StoreError
 from cache.store.remote import Remote
-from connect.common.event_loop import EventLoop, LoopClosed
+from connect.common.event_loop import EventLoop, LoopClosed, ended
 from connect.common.forked import watch
 from connect.common.raw_memory import Pieces
 from connect.store import codes
@@ -93,7 +93,7 @@ class Client:
     def run(self, work: Callable[[NamedValues], Coroutine[Any, Any, T]]) -> T:
         """Raises NotReady, also if the client is closed meanwhile, and what the work raises."""
         try:
-            return self.begin(work).result()
+            return ended(self.begin(work))
         except CancelledError:
             raise NotReady from None
 

@@ -69,3 +69,28 @@ def test_a_forked_child_has_no_such_loop():
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     loop.close()
+
+
+def test_an_interrupt_waits_for_the_work():
+    """It may still write to memory of the caller."""
+    loop, interrupted, written = EventLoop("test"), threading.Event(), []
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not interrupted.is_set():  # noqa: ASYNC110 - a signal handler sets it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        written.append(True)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(work())
+        assert written == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        loop.close()

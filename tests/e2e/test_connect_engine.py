@@ -150,10 +150,12 @@ def test_a_transfer_to_itself(engine):
     assert target.raw == source.raw
 
 
+@pytest.mark.expects_error("no port 99999")
 def test_calls_before_initialize_answer_a_code():
     made, (_, at) = TransferEngine(), memory(10)
     assert (made.register_memory(at, 10), made.transfer_sync_write("127.0.0.1:1", at, at, 10)) == (-1, -1)
     assert (made.batch_transfer_async_read("127.0.0.1:1", [at], [at], [1]), made.transfer_check_status(1)) == (0, -1)
+    assert made.initialize("127.0.0.1:99999", "P2PHANDSHAKE", "tcp", "") == -1
     assert (made.get_notifies(), made.send_probe("127.0.0.1:1"), made.get_first_buffer_address("a:1")) == ([], -1, 0)
 
 
