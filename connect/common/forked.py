@@ -1,4 +1,4 @@
-"""What a forked child must not use: the connections, event loops and lent memory of its parent.
+"""A forked child forgets the connections, event loops and lent memory of its parent.
 
 Both processes would write to one connection and to one slot, so the answer of one could reach the other, and a value
 would be lost. In a child, an object that is watched here is as if it had never been opened.
