@@ -9,14 +9,17 @@
         store.get_many([key, other])
 
 A missing value is None and never an error; a failure raises an exception whose message says what to do. Any thread may
-make any call. An event loop in its own thread does the work (cache/store/store.py).
+make any call. An event loop in its own thread does the work (cache/store/store.py). A forked child has no such thread:
+it needs a Store of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, wait
 from typing import Any, Self, TypeVar
 
 import uvloop
@@ -27,11 +30,13 @@ from cache.protocol import Deadlines
 from cache.results import GetResult, NoRoom, NotDurable, StoreError, Unreachable
 from cache.store.objects import PREFIX, Exists, Objects
 from cache.store.remote import Remote
+from net.loop.tasks import cancel_others
 from net.transfer.common.memory import Region
 
 __all__ = ["Exists", "NoRoom", "NotDurable", "Store", "StoreError", "Unreachable"]
 
 T = TypeVar("T")
+LAST_S = 5.0  # calls that `close` cancels have this long to end
 Key = bytes | str
 """16 bytes, or a name that starts with 'objects/'."""
 
@@ -53,7 +58,9 @@ class Store:
         self._thread = threading.Thread(target=self._loop.run_forever, name="store", daemon=True)
         self._thread.start()
         self._regions: list[Region] = []
-        self._closed = False
+        self._process = os.getpid()
+        self._ending = threading.Lock()
+        self._closed = self._ended = False
         try:
             self._remote = self._run(
                 Remote.open(
@@ -203,8 +210,8 @@ class Store:
         return {"client": self._store.stats(), "homes": self._run(self._store.stats_of_homes())}
 
     def close(self) -> None:
-        """Idempotent."""
-        if self._closed:
+        """Idempotent. Calls of other threads that still run raise StoreError. In a forked child it does nothing."""
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         self._run(self._remote.close())
@@ -219,7 +226,21 @@ class Store:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        if os.getpid() != self._process:
+            work.close()
+            raise StoreError("this Store was opened before the fork: open one in this process")
+        with self._ending:  # work that begins while the loop stops would never run
+            if self._ended:
+                work.close()
+                raise StoreError("this Store is closed")
+            begun = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return begun.result()
+        except CancelledError:
+            raise StoreError("this Store was closed meanwhile") from None
+        except BaseException:  # of a signal, such as Ctrl-C: until the end, the work uses memory of the caller
+            wait([begun])
+            raise
 
     def _each(self, begin: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
         """Yields the items of a generator on the event loop; closing this one closes that one."""
@@ -247,6 +268,9 @@ class Store:
         self._run(call())
 
     def _stop(self) -> None:
+        with self._ending:
+            self._ended = True
+        asyncio.run_coroutine_threadsafe(cancel_others(LAST_S), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

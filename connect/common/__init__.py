@@ -2,6 +2,7 @@
 
 Files:
     event_loop  An event loop in its own thread, for callers that wait
+    forked      A forked child forgets the connections, event loops and lent memory of its parent
     huge_pages  Huge pages under memory of the calling program, for copies between processes
     raw_memory  Memory of the calling program: raw addresses and buffers, as the pieces of one value
 """

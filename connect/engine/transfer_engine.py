@@ -17,7 +17,8 @@ from enum import IntEnum
 from operator import index
 from typing import Any
 
-from connect.common.event_loop import EventLoop
+from connect.common.event_loop import EventLoop, LoopClosed
+from connect.common.forked import watch
 from connect.common.huge_pages import HugePages
 from connect.engine.arguments import END, host_and_port, moves_of, one_move, possible_moves
 from connect.engine.batches import Batches
@@ -34,7 +35,7 @@ log = logging.getLogger("mooncake.connect")
 OK, FAILED = 0, -1
 ALREADY, UNKNOWN = -7, -3
 AWAY = -102
-ERRORS = (TransferError, PeerLost, PeerRefused, RemoteError, TimeoutError, OSError, ValueError)
+ERRORS = (TransferError, PeerLost, PeerRefused, RemoteError, TimeoutError, OSError, ValueError, LoopClosed)
 
 
 class TransferOpcode(IntEnum):
@@ -58,6 +59,13 @@ class TransferEngine:
     TransferOpcode = TransferOpcode
 
     def __init__(self) -> None:
+        self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._begin_anew()
+        watch(self)
+
+    # --- life
+
+    def _begin_anew(self) -> None:
         self._lock = threading.Lock()
         self._loop: EventLoop | None = None
         self._core: Core | None = None
@@ -65,9 +73,12 @@ class TransferEngine:
         self._pages: HugePages | None = None
         self._port = 0
         self._batches = Batches()
-        self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
 
-    # --- life
+    def let_go(self) -> object:
+        """See connect.common.forked."""
+        parts = self._loop, self._core, self._mover, self._pages, self._batches
+        self._begin_anew()
+        return parts
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Listen on `local_hostname`, "HOST" or "HOST:PORT". Peers find each other by their sessions, as with
@@ -75,6 +86,9 @@ class TransferEngine:
         `device_name`, separated by commas, or with all; without a usable one a line of the log says why, and bytes go
         over TCP. -1 if it cannot listen there, or listens already."""
         host, port = host_and_port(local_hostname)
+        if port >= 1 << 16:  # the event loop would listen on the rest
+            log.error("initialize: there is no port %d", port)
+            return FAILED
         with self._lock:
             if self._core is not None:
                 return FAILED
@@ -157,7 +171,11 @@ class TransferEngine:
         """The address of registered memory that this engine owns; 0 if that fails."""
         if length <= 0:
             return 0
-        memory = ctypes.create_string_buffer(length)
+        try:
+            memory = ctypes.create_string_buffer(length)
+        except (MemoryError, OverflowError):
+            log.warning("no memory for a managed buffer of %d bytes", length)
+            return 0
         address = ctypes.addressof(memory)
         if self.register_memory(address, length) != OK:
             return 0
@@ -166,9 +184,12 @@ class TransferEngine:
 
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
         """-1 if it is none."""
-        if self._buffers.pop(buffer_addr, None) is None:
+        memory = self._buffers.pop(buffer_addr, None)
+        if memory is None:
             return FAILED
-        return self.unregister_memory(buffer_addr)
+        code = self.unregister_memory(buffer_addr)
+        del memory  # peers might write to it until here
+        return code
 
     def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes, length: int) -> int:
         """Copy within this process."""
@@ -342,7 +363,7 @@ class TransferEngine:
         try:
             core, loop = self._running()
             return loop.run(work(core))
-        except (ValueError, TransferError) as error:
+        except (ValueError, TransferError, LoopClosed) as error:
             log.warning("%s", error)
             return FAILED
 

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
@@ -59,7 +59,7 @@ class Tasks:
         return number
 
     def _end(self, number: int, done: Future[list[Any]], result: Callable[[list[Any]], Any]) -> None:
-        if error := done.exception():
+        if error := CancelledError("closed meanwhile") if done.cancelled() else done.exception():
             log.warning("task %s: %s", number, error, exc_info=error)
         try:
             made = result([] if error else done.result())
@@ -85,8 +85,7 @@ class Tasks:
         """Until all have ended."""
         with self._lock:
             waiting = list(self._waiting)
-        for future in waiting:
-            future.exception()
+        wait(waiting)
 
 
 class MooncakeL2(L2AdapterInterface):

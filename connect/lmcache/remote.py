@@ -228,6 +228,9 @@ class MooncakeConnector(RemoteConnector):
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
+            if future.cancelled():
+                log.warning("the connection to the pool was closed meanwhile")
+                return otherwise
             if give_back is not None:
                 future.add_done_callback(lambda done: _end(done, give_back))
             raise
@@ -243,5 +246,5 @@ def _release(chunks: Sequence[Any]) -> None:
 
 
 def _end(done: Future[T], give_back: Callable[[T], None]) -> None:
-    if done.exception() is None:
+    if not done.cancelled() and done.exception() is None:
         give_back(done.result())

@@ -60,6 +60,10 @@ class WorkerAttempts:
         try:
             async with asyncio.timeout(max(1.0, flight.deadline - flight.begun)):
                 response = await worker.ask(body)
+        except aiohttp.ServerTimeoutError as error:  # also a TimeoutError; no connection: it may only be busy
+            worker.look()
+            flight.avoid.add(worker.name)
+            raise NodeUnreachable(f"{worker.name}: {error}") from None
         except TimeoutError:
             raise Unavailable(f"{worker.name} did not accept the request until its deadline", 5.0) from None
         except (aiohttp.ClientError, OSError) as error:

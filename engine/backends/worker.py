@@ -18,7 +18,7 @@ from engine.backends.prefixes import Prefixes
 from engine.backends.told import told
 from engine.config.backend_address import Address
 from engine.config.flags import UsageError
-from net.loop.tasks import keep
+from net.loop.tasks import awaited, keep
 
 if TYPE_CHECKING:
     from net.kv_events.subscriber import EventSubscriber  # ZeroMQ
@@ -51,6 +51,7 @@ class Worker:
         self.events: EventSubscriber | None = None
         self._session, self._lost = session, lost
         self._silent = 0  # questions in a row without an answer
+        self._asking: set[asyncio.Task[aiohttp.ClientResponse]] = set()  # without an answer yet
         self._answered, self._doubted = asyncio.Event(), asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
         if address.events is not None:
@@ -81,7 +82,21 @@ class Worker:
             await self.events.close()
 
     async def ask(self, body: dict[str, Any]) -> aiohttp.ClientResponse:
-        """A streamed completion, at its headers. Raises aiohttp.ClientError or OSError."""
+        """A streamed completion, at its headers. Raises aiohttp.ClientError or OSError, also when the worker is given
+        up before it has answered: one that hangs would let the request wait until its deadline."""
+        asking = awaited(self._post(body))
+        self._asking.add(asking)
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.away is None or (task is not None and task.cancelling()):
+                raise
+            raise aiohttp.ServerDisconnectedError(self.away) from None
+        finally:
+            self._asking.discard(asking)
+
+    async def _post(self, body: dict[str, Any]) -> aiohttp.ClientResponse:
         return await self._session.post(f"{self.url}/v1/completions", json=body)
 
     def look(self) -> None:
@@ -95,6 +110,8 @@ class Worker:
             log.warning("%s is given up: %s", self.name, reason)
             self.away = reason
             self.load.tells(time.monotonic(), replace(self.load.told, running=0, waiting=0))
+            for asking in self._asking:
+                asking.cancel()
             self._lost(self.name)
         self.away = reason
 

@@ -4,6 +4,7 @@
     keep(run, "repair")           a loop of the node: restarted when it raises, a few times per minute at most; if it
                                   fails more often, it ends and the node leaves
     awaited(work)                 awaited: the caller gets its exception
+    cancel_others(5.0)            at the end of a loop
 
 "Reported" means a call of the event loop's exception handler. asyncio's own handler writes an error line; a node
 installs a Supervisor (net/loop/supervisor.py), which also counts the failure and lets the node leave.
@@ -39,6 +40,16 @@ def keep(run: Callable[[], Awaitable[None]], name: str, restarts: Restarts | Non
 def awaited(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task that the caller awaits."""
     return asyncio.get_running_loop().create_task(work)
+
+
+async def cancel_others(within_s: float) -> None:
+    """Cancel all other tasks of this loop, which is about to stop, so that no thread waits for one for ever. Returns
+    when they have ended, and after `within_s` in any case."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=within_s)
 
 
 def tell(name: str, error: BaseException, pause_s: float | None, then: str = "the node leaves") -> None:

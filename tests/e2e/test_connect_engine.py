@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
+import signal
 import socket
 import time
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from connect.engine.transfer_engine import TransferEngine, TransferNotify, TransferOpcode
 from net.transfer.tcp import blocking_calls
+from tests.e2e.conftest import wait_until
 from tests.engine_peer import EnginePeer, memory
 
 NBYTES = 3 << 20
@@ -145,10 +150,12 @@ def test_a_transfer_to_itself(engine):
     assert target.raw == source.raw
 
 
+@pytest.mark.expects_error("no port 99999")
 def test_calls_before_initialize_answer_a_code():
     made, (_, at) = TransferEngine(), memory(10)
     assert (made.register_memory(at, 10), made.transfer_sync_write("127.0.0.1:1", at, at, 10)) == (-1, -1)
     assert (made.batch_transfer_async_read("127.0.0.1:1", [at], [at], [1]), made.transfer_check_status(1)) == (0, -1)
+    assert made.initialize("127.0.0.1:99999", "P2PHANDSHAKE", "tcp", "") == -1
     assert (made.get_notifies(), made.send_probe("127.0.0.1:1"), made.get_first_buffer_address("a:1")) == ([], -1, 0)
 
 
@@ -243,3 +250,52 @@ def test_rdma_without_a_device_is_tcp_and_the_log_says_so(transport, peer, monke
     assert engine.transfer_sync_read(peer.session, into, there, 100) == 0
     assert target.raw == source.raw
     assert not engine._core.known(peer.session).by_rdma
+
+
+def test_a_forked_child_needs_an_initialize_of_its_own(engine, peer):
+    """With the connections of its parent it would take answers away from it."""
+    there, _ = peer.ask("new", 100)
+    (source, at), (target, into) = memory(100), memory(100)
+    source.raw = os.urandom(100)
+    assert engine.transfer_sync_write(peer.session, at, there, 100) == 0
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # a call without an answer waits for ever
+        calls = (
+            engine.transfer_sync_read(peer.session, into, there, 100),
+            engine.register_memory(at, 100),
+            engine.send_probe(peer.session),
+            engine.get_rpc_port(),
+        )
+        os._exit(calls != (-1, -1, -1, 0))
+    assert os.waitpid(child, 0)[1] == 0
+    assert engine.transfer_sync_read(peer.session, into, there, 100) == 0
+    assert target.raw == source.raw
+
+
+def test_a_dropped_engine_leaves_no_descriptors(transport):
+    def opened() -> set[str]:
+        return {one.name for one in Path("/proc/self/fd").iterdir()}
+
+    before = opened()
+    made = TransferEngine()
+    assert made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert opened() > before
+    del made
+    gc.collect()
+    wait_until(lambda: opened() <= before, "its descriptors are closed")
+
+
+def test_a_managed_buffer_is_memory_until_peers_cannot_reach_it(engine, monkeypatch):
+    buffer = engine.allocate_managed_buffer(100)
+    memory_of_it, unregister = weakref.ref(engine._buffers[buffer]), engine.unregister_memory
+    there: list[bool] = []
+
+    def watched(address: int) -> int:
+        there.append(memory_of_it() is not None)
+        return unregister(address)
+
+    monkeypatch.setattr(engine, "unregister_memory", watched)
+    assert engine.free_managed_buffer(buffer, 100) == 0
+    assert (there, memory_of_it()) == ([True], None)
+    assert engine.allocate_managed_buffer(1 << 60) == 0

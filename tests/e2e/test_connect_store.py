@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from cache.store.client import Store
+from connect.common.raw_memory import Pieces
 from connect.store.distributed_store import MooncakeDistributedStore
 from connect.store.replicate_config import ReplicateConfig
+from tests.e2e.conftest import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOT = 64 << 10
@@ -97,6 +100,8 @@ def test_calls_before_setup_answer_a_code():
     assert made.batch_put_from_multi_buffers(["a", "b"], [[1], [1]], [[1], [1]]) == [-703, -703]
     assert made.batch_get_session_start(["a"]) == [-703]
     assert (made.remove_all(), made.remove_by_regex("a"), made.health_check(), made.close()) == (-703, -703, 1, 0)
+    named = dict(all_buffer_ptrs=[[1]], all_sizes=[[1]], keys=["a"])  # noqa: C408
+    assert made.batch_get_into_multi_buffers(prefer_alloc_in_same_node=True, **named) == [-703], "in any order"
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 100, SLOT - 200, SLOT, SLOT + 1, 5 * SLOT + 17, 3_000_000])
@@ -160,6 +165,7 @@ def test_batches(store, other):
 
 def test_what_no_value_can_be(store):
     assert [store.put("empty", b""), store.put("", b"value"), store.put("n" * SLOT, b"value")] == [-600] * 3
+    assert [store.put("in strides", memoryview(b"abcdef")[::2]), store.put("\ud800", b"value")] == [-600] * 2
     for wrong in (
         lambda: store.put(1, b"value"),
         lambda: store.put("text", "text"),
@@ -298,10 +304,95 @@ def test_a_bare_interpreter_uses_upstreams_names(pool):
     assert done.stdout == "0\n0 b'value' 0\nTrue True []\n[]\n", done.stderr
 
 
-def bare(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+def bare(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "connect" / "site")} | env
-    command = [sys.executable, "-P", "-c", code]
+    command = [sys.executable, "-P", "-c", code, *arguments]
     return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=120)
+
+
+FORKS = """
+import os, signal, sys, time
+from mooncake.store import MooncakeDistributedStore
+LENT = 30_000  # bytes: such values go into slots that the home has lent to this process
+given = {"local_hostname": "h", "master_server_addr": sys.argv[1]}
+store = MooncakeDistributedStore()
+assert store.setup(given) == 0
+
+def value(name):
+    return name.encode() * (LENT // len(name))
+
+def all_arrive(names):
+    for name in names:
+        assert store.put(name, value(name)) == 0
+        assert store.get(name) == value(name), name
+
+before, parents, childs = ([f"{who}{i:03}" for i in range(30)] for who in "bpc")
+all_arrive(before)
+time.sleep(1)  # slots were lent meanwhile
+child = os.fork()
+if not child:
+    signal.alarm(60)  # a call without an answer waits for ever
+    code = 1
+    try:
+        assert (store.get("b000"), store.put("x", b"y"), store.is_exist("b000"), store.close()) == (b"", -703, -703, 0)
+        assert store.setup(given) == 0
+        all_arrive(childs)
+        assert store.close() == 0
+        code = 0
+    finally:
+        os._exit(code)
+all_arrive(parents)
+assert os.waitpid(child, 0)[1] == 0
+assert [name for name in before + parents + childs if store.get(name) != value(name)] == []
+print("done")
+"""
+
+
+@pytest.mark.parametrize("tcp", ["", "1"])
+def test_a_forked_child_needs_a_setup_of_its_own(pool, tcp):
+    """With the connections and lent slots of its parent it would take answers and slots away from it."""
+    ran = bare(FORKS, address(pool), MC_FORCE_TCP=tcp)
+    assert (ran.stdout, ran.returncode) == ("done\n", 0), ran.stderr
+
+
+def test_close_waits_for_a_get_in_another_thread(pool):
+    """It unmaps the memory that the get copies from."""
+    made = opened(pool)
+    value = os.urandom(SLOT // 2)
+    made.put("read while closing", value)
+    wait_until(lambda: made.get("read while closing") == value, "the value is there")
+    client, room, found = made._client, Memory(len(value)), []
+    inside = threading.Event()
+
+    def target(position: int, nbytes: int) -> Pieces:
+        inside.set()
+        wait_until(lambda: not client.ready, "close has begun")
+        closing.join(0.5)
+        found.append(closing.is_alive())
+        return Pieces([(room.address, nbytes)])
+
+    getting = threading.Thread(target=lambda: found.append(client.get(["read while closing"], target)))
+    closing = threading.Thread(target=made.close)
+    getting.start()
+    assert inside.wait(30)
+    closing.start()
+    getting.join(30)
+    closing.join(30)
+    assert found == [True, [len(value)]]
+    assert room.buffer.raw == value
+
+
+def test_a_store_that_is_dropped_leaves_the_pool(pool):
+    def ours_open() -> int:
+        return sum(thread.name == "mooncake-store" for thread in threading.enumerate())
+
+    before = ours_open()
+    made = opened(pool)
+    made.put("dropped", os.urandom(SLOT // 2))
+    assert ours_open() == before + 1
+    del made
+    gc.collect()
+    wait_until(lambda: ours_open() == before, "its thread has ended")
 
 
 @pytest.mark.expects_error("127.0.0.1:1")

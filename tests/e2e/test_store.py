@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.store.client import Exists, Store
+from cache.store.client import Exists, Store, StoreError
 from tests.e2e.conftest import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,25 @@ def test_values_and_objects_through_the_blocking_client(pool):
         with pytest.raises(ValueError, match="objects/"):
             store.get("adapter")
         assert len(store.stats()["homes"]) == 3
+
+
+def test_a_closed_store_and_one_of_the_parent_raise_an_error(pool):
+    store, key = Store(address(pool)), os.urandom(16)
+    assert store.put(key, b"value")
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # a call whose event loop has no thread waits for ever
+        try:
+            store.get(key)
+        except StoreError as error:
+            store.close()
+            os._exit("fork" not in str(error))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.get(key) == b"value"
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.get(key)
 
 
 @pytest.mark.parametrize("order", ["cache, net, mooncake_client", "mooncake_client, cache, net"])

@@ -22,6 +22,7 @@ class Server:
         self.silent = False
         app = web.Application()
         app.add_routes([web.get("/metrics", self.metrics), web.get("/v1/models", self.models)])
+        app.add_routes([web.post("/v1/completions", self.completions)])
         self.http = TestServer(app)
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -31,6 +32,11 @@ class Server:
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "theirs"}]})
+
+    async def completions(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.sleep(3600)
+        return web.Response(text="data: [DONE]\n")
 
 
 async def until(condition) -> None:
@@ -72,3 +78,24 @@ async def test_a_worker_that_is_gone(watched):
     await server.http.close()
     await until(lambda: one.away is not None)
     assert lost == [one.name]
+
+
+async def test_a_question_to_a_worker_that_is_given_up_ends(watched):
+    """One that hangs before its first byte: the question would last until the deadline of the request."""
+    one, server, lost = watched
+    await one.seen()
+    (await one.ask({})).close()
+    server.silent = True
+    with pytest.raises(aiohttp.ClientError, match="does not answer"):
+        async with asyncio.timeout(20):
+            await one.ask({})
+    assert lost == [one.name]
+
+
+async def test_a_question_that_the_caller_gives_up_is_cancelled(watched):
+    one, server, _ = watched
+    await one.seen()
+    server.silent = True
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await one.ask({})
