@@ -172,7 +172,7 @@ def default_of(field: Field[Any]) -> Any:
 def _unknown(kind: Any, body: dict[Any, Any]) -> BodyError:
     known = {one.name for one in fields(kind)}
     name = next(name for name in body if name not in known)
-    return BodyError(f"unknown field {name!r:.{SHOWN_CHARS}}")
+    return BodyError(f"unknown field {_shown(name)}")
 
 
 def _anything(value: Any) -> Any:
@@ -253,4 +253,14 @@ def _entries(key: Callable[[str], Any] | None, read: Read, value: Any) -> dict[A
 
 
 def _wrong(wanted: str, value: Any) -> BodyError:
-    return BodyError(f"expected {wanted}, got {value!r:.{SHOWN_CHARS}}")
+    return BodyError(f"expected {wanted}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Of lists and objects only the size: the text of millions of elements takes seconds, and a deep value has none."""
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object of {len(value)}"
+    begin = value[:SHOWN_CHARS] if isinstance(value, str) else value
+    return f"{begin!r:.{SHOWN_CHARS}}"

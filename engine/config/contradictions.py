@@ -12,6 +12,7 @@ from engine.config.backend_address import addresses as parse_addresses
 from engine.config.config import NO_MODEL, Config
 from engine.config.scaling import command_parts
 from net.kv_events.settings import parse as parse_event_settings
+from sched.membership.member import text as gossiped
 from sched.scaling.bounds import parse as parse_bounds
 
 BOTH = {"prefill", "decode"}
@@ -22,6 +23,15 @@ def contradictions(config: Config) -> Iterator[str]:
 
     A flag without effect on a role is no contradiction: a launcher gives all nodes of a cluster the same flags."""
     roles = set(config.roles)
+    for flag, name in (
+        ("--node-id", config.node_id),
+        ("--site", config.site),
+        ("--network-place", config.network_place),
+    ):
+        try:
+            gossiped("-" if name is None else name)
+        except ValueError as error:
+            yield f"{flag}: {error}"
     if config.model == NO_MODEL and config.roles != ("store",) and config.backend is None:
         yield f"--model none keeps values and computes nothing: it needs --role store, not {config.role}"
     if config.model == NO_MODEL and config.batch_path is not None:

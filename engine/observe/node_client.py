@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -45,27 +46,28 @@ class NodeClient:
 
     def get(self, path: str) -> Json:
         """Raises NoAnswer."""
-        return self._send(urllib.request.Request(self.url + path, headers=self._headers), json.loads)
+        return self._send(path, json.loads)
 
     def text(self, path: str) -> str:
         """Raises NoAnswer."""
-        return self._send(urllib.request.Request(self.url + path, headers=self._headers), bytes.decode)
+        return self._send(path, bytes.decode)
 
     def post(self, path: str, body: Json) -> Json:
         """Raises NoAnswer."""
-        headers = {"Content-Type": "application/json", **self._headers}
-        return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers), json.loads)
+        return self._send(path, json.loads, json.dumps(body).encode())
 
-    def _send(self, request: urllib.request.Request, decode: Callable[[bytes], T]) -> T:
+    def _send(self, path: str, decode: Callable[[bytes], T], body: bytes | None = None) -> T:
         # Without the proxy of the user's shell, which would also get requests to 127.0.0.1.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        kind = {} if body is None else {"Content-Type": "application/json"}
         try:
+            request = urllib.request.Request(self.url + path, body, self._headers | kind)
             with opener.open(request, timeout=self._timeout_s) as answer:
                 return decode(answer.read())
         except urllib.error.HTTPError as error:
             raise NoAnswer(f"{self.url} answers {error.code}: {_reason(error)}", error.code) from None
-        except (OSError, ValueError) as error:
-            why = getattr(error, "reason", error)
+        except (OSError, ValueError, http.client.HTTPException) as error:  # the last: it speaks another protocol
+            why = getattr(error, "reason", None) or str(error).strip() or type(error).__name__
             raise NoAnswer(f"{self.url} does not answer ({why}); give --url of a running node") from None
 
 

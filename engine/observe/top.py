@@ -29,8 +29,10 @@ def main(argv: Sequence[str]) -> int:
     """Exit code 2 if the node does not answer the first question; later ones are repeated until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="mooncake top", description="Shows the cluster's current state.")
     add_flags(parser, "any node of the cluster")
-    parser.add_argument("--interval-ms", type=int, default=1000, help="time between two questions (default: 1000)")
-    parser.add_argument("--requests", type=int, default=10, help="newest requests to show (default: 10)")
+    each = "time between two questions (default: 1000)"
+    parser.add_argument("--interval-ms", metavar="MS", type=positive, default=1000, help=each)
+    newest = "newest requests to show (default: 10)"
+    parser.add_argument("--requests", metavar="N", type=positive, default=10, help=newest)
     parser.add_argument("--once", action="store_true", help="print the tables once and end")
     parser.add_argument("--json", action="store_true", help="print GET /live once, as JSON, and end")
     args = parser.parse_args(argv)
@@ -48,6 +50,13 @@ def main(argv: Sequence[str]) -> int:
     else:
         follow(node, live, args.requests, args.interval_ms / 1000)
     return 0
+
+
+def positive(text: str) -> int:
+    """The value of a flag."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def follow(node: NodeClient, live: Json, requests: int, interval_s: float) -> None:

@@ -175,6 +175,7 @@ class HttpServer:
             access_log=None,
             shutdown_timeout=shutdown_timeout_s,
             handle_signals=False,
+            auto_decompress=False,  # net/http/common/body.py does it, of bodies that a handler wants, within bounds
             max_line_size=max_header_bytes,
             max_field_size=max_header_bytes,
         )

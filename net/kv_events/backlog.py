@@ -20,7 +20,8 @@ class Backlog:
         return self.next - 1
 
     def since(self, first: int) -> Iterator[tuple[int, bytes]]:
-        """(number, payload) of the kept batches from `first` on, oldest first."""
-        oldest = self.next - len(self._kept)
-        for number in range(max(first, oldest), self.next):
-            yield number, self._kept[number - oldest]
+        """(number, payload) of the batches from `first` on, oldest first, up to the one that is the last now. More may
+        be added meanwhile: those that are no longer kept when it is their turn are left out."""
+        for number in range(max(first, self.next - len(self._kept)), self.next):
+            if (place := number - self.next + len(self._kept)) >= 0:
+                yield number, self._kept[place]

@@ -3,6 +3,9 @@
 PUB      [topic, number, payload] for each batch; the number is 8 bytes, big endian
 ROUTER   a subscriber asks [b"", first number] and gets [b"", topic, number, payload] for each kept batch from there on,
          then [b"", b"", -1, b""]
+
+An answer may have thousands of batches. One is sent in each turn of the event loop, when there is room for it in the
+socket's queue to this subscriber: without ROUTER_MANDATORY, ZeroMQ would drop it.
 """
 
 from __future__ import annotations
@@ -19,11 +22,18 @@ import zmq.asyncio
 from net.kv_events.backlog import Backlog
 from net.kv_events.settings import EventSettings
 from net.kv_events.wire import Event, encode
-from net.loop.tasks import keep
+from net.loop.seldom import Seldom
+from net.loop.tasks import keep, spawn
 
 log = logging.getLogger("mooncake.kv_events")
 
 END = (-1).to_bytes(8, "big", signed=True)
+
+FIRST_LOOK_S, LOOKS_S = 0.002, 0.1
+"""Until the first look whether a subscriber's queue has room again, and between later ones; in between it doubles."""
+
+PATIENCE_S = 60.0
+"""A subscriber that takes nothing for this long gets no more of its answer."""
 
 
 class EventPublisher:
@@ -47,6 +57,7 @@ class EventPublisher:
                 self.endpoint = settings.endpoint
             if settings.replay_endpoint is not None:
                 self._router = self._context.socket(zmq.ROUTER)
+                self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
                 self.replay_endpoint = _bind(self._router, settings.replay_endpoint)
         except OSError:
             self._close_sockets()
@@ -80,16 +91,52 @@ class EventPublisher:
         self._context.destroy(linger=0)
 
     async def _replay(self) -> None:
+        """A subscriber that asks again gets the answer to its last question."""
         assert self._router is not None
-        while True:
-            frames = await self._router.recv_multipart()
-            if len(frames) != 3 or len(frames[2]) != 8:
-                log.warning("a subscriber asked for missed KV events with %d frames instead of 3", len(frames))
-                continue
-            client, _, first = frames
-            for number, payload in self._backlog.since(int.from_bytes(first, "big")):
-                await self._router.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), payload))
-            await self._router.send_multipart((client, b"", b"", END, b""))
+        answers: dict[bytes, asyncio.Task[None]] = {}
+        seldom = Seldom()
+        try:
+            while True:
+                frames = await self._router.recv_multipart()
+                if len(frames) != 3 or len(frames[2]) != 8:
+                    if seldom.now(asyncio.get_running_loop().time()) is not None:
+                        log.warning("a subscriber asked for missed KV events with %d frames instead of 3", len(frames))
+                    continue
+                client, _, first = frames
+                if client in answers:
+                    answers[client].cancel()
+                answers = {name: task for name, task in answers.items() if not task.done()}
+                work = self._answer(self._router, client, int.from_bytes(first, "big"))
+                answers[client] = spawn(work, "answer with KV events")
+        finally:
+            for task in answers.values():
+                task.cancel()
+
+    async def _answer(self, router: zmq.asyncio.Socket, client: bytes, first: int) -> None:
+        for number, payload in self._backlog.since(first):
+            if not await _sent(router, (client, b"", self._topic, number.to_bytes(8, "big"), payload)):
+                return
+        await _sent(router, (client, b"", b"", END, b""))
+
+
+async def _sent(router: zmq.asyncio.Socket, frames: Sequence[bytes]) -> bool:
+    """False if the subscriber has gone, or takes nothing for PATIENCE_S."""
+    loop = asyncio.get_running_loop()
+    until, pause_s = loop.time() + PATIENCE_S, FIRST_LOOK_S
+    while True:
+        try:
+            await router.send_multipart(frames, flags=zmq.DONTWAIT)
+        except zmq.Again:
+            if loop.time() > until:
+                log.info("a subscriber does not take the missed KV events that it asked for")
+                return False
+            await asyncio.sleep(pause_s)
+            pause_s = min(LOOKS_S, 2 * pause_s)
+        except zmq.ZMQError:  # it has gone
+            return False
+        else:
+            await asyncio.sleep(0)
+            return True
 
 
 def is_bound(endpoint: str) -> bool:

@@ -80,6 +80,7 @@ class EventSubscriber:
         await self._replay()  # what was published before this subscription
         while True:
             frames = await sub.recv_multipart()
+            await asyncio.sleep(0)  # a message that waits is received in the same turn of the event loop
             if len(frames) != 3 or len(frames[1]) != 8:
                 log.warning("%s: %d frames are no KV events", self._endpoint, len(frames))
                 continue
@@ -122,12 +123,14 @@ class EventSubscriber:
             return
         assert self._context is not None
         asked = self._context.socket(zmq.DEALER)
+        asked.set_hwm(0)  # what this queue does not take, vLLM's publisher drops
         try:
             asked.connect(self._replay_endpoint)
             await asked.send_multipart((b"", self._arrival.next.to_bytes(8, "big")))
             while True:
                 async with asyncio.timeout(REPLAY_S):
                     frames = await asked.recv_multipart()
+                await asyncio.sleep(0)
                 if len(frames) < 3 or len(frames[-2]) != 8:
                     log.warning("%s: %d frames are no KV events", self._replay_endpoint, len(frames))
                     return

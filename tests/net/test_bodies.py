@@ -49,6 +49,23 @@ def test_what_is_read_is_what_was_written():
     assert type(decode(Whole, least).share) is float
 
 
+@pytest.mark.parametrize("wrong", ["count", "share", "words", "by_name"])
+def test_a_deep_value_is_wrong_like_any_other(wrong):
+    """JSON may be deeper than Python's text of it."""
+    deep = orjson.loads(b'[{"a":' * 500 + b"1" + b"}]" * 500)
+    with pytest.raises(BodyError, match=r"got a list of 1|got an object of 1"):
+        decode(Whole, BODY | {wrong: deep})
+
+
+def test_an_error_shows_no_more_than_the_size_of_a_list():
+    class Watched(list):
+        def __repr__(self) -> str:
+            raise AssertionError("millions of elements take seconds")
+
+    with pytest.raises(BodyError, match=r"count: expected int, got a list of 3$"):
+        decode(Whole, BODY | {"count": Watched([1, 2, 3])})
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Any, TypeVar
 
 import orjson
@@ -19,6 +20,9 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 LONG_BODY_BYTES = 16 << 10
 """Longer bodies are parsed in a thread."""
 
+COMPRESSED = ("gzip", "deflate")
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
     """The valid body and its size in bytes. Raises ApiError 400, 408, 413 or 415, HTTPRequestEntityTooLarge."""
@@ -27,7 +31,7 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
 
 
 async def read_raw(request: web.Request) -> bytes:
-    """The body as it arrived. Raises ApiError 408 or 415, HTTPRequestEntityTooLarge."""
+    """The body, decompressed. Raises ApiError 400, 408 or 415, HTTPRequestEntityTooLarge."""
     kind_sent = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind_sent == "application/x-www-form-urlencoded":  # what curl -d sends
         raise ApiError(
@@ -37,13 +41,32 @@ async def read_raw(request: web.Request) -> bytes:
         raise ApiError(415, "send the body as 'Content-Type: application/json': this request names no type")
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
         raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in ("identity", *COMPRESSED):
+        raise ApiError(415, f"send the body as it is, or compressed with gzip or deflate, not {coding[:80]!r}")
     seconds = request.app[read_timeout_key]
     try:
         async with asyncio.timeout(seconds):
-            return await request.read()
+            raw = await request.read()
     except TimeoutError:
         message = f"the request body did not arrive within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+    return raw if coding == "identity" else await asyncio.to_thread(decompressed, raw, request.client_max_size)
+
+
+def decompressed(raw: bytes, most: int) -> bytes:
+    """The body that was compressed. The HTTP server does not do this, because a few bytes may become thousands of times
+    as many: these take at most the memory of `most`. Raises ApiError 400, HTTPRequestEntityTooLarge."""
+    stream = zlib.decompressobj(GZIP_OR_ZLIB)
+    try:
+        found = stream.decompress(raw, most + 1)
+    except zlib.error as error:
+        raise bad_request(f"the request body could not be decompressed: {error}") from None
+    if len(found) > most:
+        raise web.HTTPRequestEntityTooLarge(most, len(found))
+    if not stream.eof or stream.unused_data:
+        raise bad_request("the request body could not be decompressed: it is not one whole stream")
+    return found
 
 
 async def parse_body(request: web.Request, raw: bytes, kind: type[BodyT]) -> BodyT:

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 1000
 """Longer error messages are cut, so that a wrong 8 MiB body is not sent back."""
 
+MAX_ERRORS = 1000
+"""pydantic describes all errors of a body or none, and holds the interpreter lock for it: for 300,000 more than 5 s."""
+
 BASE = "/v1"
 MAX_GUESSED_CHARS = 100
 SIMILAR = 0.75
@@ -70,7 +73,9 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """pydantic's first error, in one line that names the field."""
+    """pydantic's first error, in one line that names the field, unless there are more than MAX_ERRORS."""
+    if (count := error.error_count()) > MAX_ERRORS:
+        return bad_request(f"{count} values in the body are wrong: too many to name the first one")
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -49,7 +49,7 @@ def whole_ids(values: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_whole)
-TokenIds = Annotated[list[int], BeforeValidator(whole_ids)]
+TokenIds = Annotated[list[int], Field(fail_fast=True), BeforeValidator(whole_ids)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 AtLeast0 = Annotated[int, Field(ge=0, lt=2**63), WHOLE]
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**63), WHOLE]

@@ -58,4 +58,6 @@ def few_messages(messages: Any) -> Any:
     return messages
 
 
-Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(few_messages)]
+Conversation = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(few_messages)
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from net.http.openai.fields import WHOLE, AtLeast0, AtLeast1, Known, TokenIds, UpTo20, Whole, served_fields, whole_ids
 from net.http.openai.messages import Conversation
@@ -31,7 +31,15 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def _few_biases(bias: Any) -> Any:
+    """Before each of them is looked at: hundreds of thousands take a second under the interpreter lock."""
+    if isinstance(bias, dict) and len(bias) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} entries, got {len(bias)}")
+    return bias
+
+
 ShortText = Annotated[str, Field(max_length=256)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 SessionId = Annotated[str, Field(min_length=1, max_length=128)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
@@ -64,7 +72,7 @@ class Generation(Structured, Body):
     top_k: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Whole | None = None
-    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = []
+    stop: Annotated[list[StopString], Field(fail_fast=True)] = []
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] = []
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = None  # vLLM
     bad_words: Annotated[list[Word], Field(max_length=MAX_BAD_WORDS)] = []  # vLLM: texts that the answer must not have
@@ -75,7 +83,7 @@ class Generation(Structured, Body):
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] = {}
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES), BeforeValidator(_few_biases)] = {}
     n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
     best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = None  # draws of which the answer has the best n
     stream: bool = False

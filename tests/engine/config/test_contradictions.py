@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = replace(LAPTOP, total_bytes=16 * GiB)
 
 ALWAYS = [
+    (f"--node-id {'a' * 65}", "--node-id: expected a printable name of 1 to 64 bytes"),
+    (f"--site {'a' * 65}", "--site: expected a printable name of 1 to 64 bytes"),
+    (f"--network-place {'a' * 65}", "--network-place: expected a printable name of 1 to 64 bytes"),
     ("--model none", "--role store, not mixed"),
     ("--model none --role prefill", "--role store, not prefill"),
     ("--host 0.0.0.0", "name one of this machine"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -76,3 +78,29 @@ def test_refusals_say_what_the_node_says(server):
     with pytest.raises(NoAnswer, match=r"does not answer .*give --url of a running node") as caught:
         of("--url", "127.0.0.1:1").get("/")
     assert caught.value.status is None
+
+
+@pytest.fixture
+def stranger():
+    """The address of a server that speaks another protocol."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet():
+            with suppress(OSError):  # closed
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+                        connection.recv(1 << 16)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["{}", "127.0.0.1:port", "[::1", "no scheme://x"])
+def test_what_is_no_node_is_told_in_one_line(stranger, url):
+    with pytest.raises(NoAnswer, match=r"does not answer .*give --url of a running node"):
+        of("--url", url.format(stranger)).get("/")

@@ -114,6 +114,14 @@ def test_no_answer_names_the_flag(server, capsys):
     assert "give --url of a running node" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--interval-ms=0", "--interval-ms=-5", "--requests=-1", "--requests=x"])
+def test_values_without_a_meaning_are_refused(server, flag, capsys):
+    """A negative pause ended the picture with a traceback, and none asked the node without end."""
+    with pytest.raises(SystemExit):
+        top.main(["--url", server, "--api-key", "k", "--once", flag])
+    assert "is no whole number above 0" in capsys.readouterr().err
+
+
 def test_following_survives_a_lost_answer(server, monkeypatch):
     """Two questions, one of them unanswered, then Ctrl-C."""
     sleeps = iter([None, None])

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from net.kv_events.arrival import Arrival, Verdict
 from net.kv_events.backlog import Backlog
@@ -21,6 +23,19 @@ def test_the_backlog_keeps_the_last_batches():
     assert list(backlog.since(0)) == [(1, b"b"), (2, b"c")]
     assert list(backlog.since(2)) == [(2, b"c")]
     assert list(backlog.since(9)) == []
+
+
+def test_batches_that_are_added_meanwhile_do_not_change_the_numbers_of_others():
+    backlog = Backlog(3)
+    for payload in (b"0", b"1", b"2"):
+        backlog.add(payload)
+    found = backlog.since(0)
+    assert next(found) == (0, b"0")
+    backlog.add(b"3")
+    assert next(found) == (1, b"1")
+    backlog.add(b"4")
+    backlog.add(b"5")
+    assert list(found) == [], "2 is no longer kept"
 
 
 def test_verdicts():
@@ -165,3 +180,49 @@ async def test_bytes_that_are_no_events_do_not_end_it(tmp_path, opened):
 def test_an_endpoint_in_use_is_an_error(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         EventPublisher(EventSettings("tcp://nowhere.invalid:x:*"))
+
+
+async def asks(context: zmq.asyncio.Context, endpoint: str, room: int) -> zmq.asyncio.Socket:
+    """A subscriber that asks for all batches, with a queue for `room` messages."""
+    socket = context.socket(zmq.DEALER)
+    socket.set_hwm(room)
+    socket.connect(endpoint)
+    await socket.send_multipart((b"", bytes(8)))
+    return socket
+
+
+async def answer(socket: zmq.asyncio.Socket) -> list[int]:
+    """Numbers of the batches, and -1."""
+    numbers: list[int] = []
+    async with asyncio.timeout(60):
+        while numbers[-1:] != [-1]:
+            numbers.append(int.from_bytes((await socket.recv_multipart())[-2], "big", signed=True))
+    return numbers
+
+
+async def test_a_long_answer_loses_nothing_and_holds_up_nobody(tmp_path, opened):
+    """Neither the node nor another subscriber waits for one that does not read. ZeroMQ dropped what its queue of 1000
+    messages did not take, and the end too."""
+    source, most = publisher(tmp_path, opened), 2000
+    for _ in range(most):
+        source.publish(1.0, [BlockRemoved([bytes(8000)], "GPU")])
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count_turns())
+    with zmq.asyncio.Context() as context:
+        slow, fast = [await asks(context, source.replay_endpoint, room) for room in (100, 2 * most)]
+        try:
+            assert await answer(fast) == [*range(most), -1]
+            counting.cancel()
+            assert turns > most
+            assert await answer(slow) == [*range(most), -1]
+        finally:
+            counting.cancel()
+            for one in (slow, fast):
+                one.close(linger=0)

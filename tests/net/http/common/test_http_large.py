@@ -15,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from net.http import Output, create_app, docs, openapi
 from net.http.common import body as bodies
@@ -24,7 +24,7 @@ from net.http.common.errors import ApiError
 from net.http.common.pieces import PIECE_VALUES, SENT_BYTES, SMALL_VALUES, VALUE_CHARS, Prepared, Rows, parts
 from net.http.openai import responses
 from net.http.openai.prompts import LONG_TEXT_CHARS
-from net.http.openai.schema import MAX_BIASES, ChatBody, CompletionBody
+from net.http.openai.schema import MAX_BIASES, ChatBody, CompletionBody, DetokenizeBody
 from tests.net.fake_frontend import FakeFrontend, serving
 
 
@@ -208,6 +208,8 @@ TOO_LARGE = [
     ("/v1/completions", {"prompt": IDS, "echo": True, "logprobs": 20, "max_tokens": 0}, 400, "--max-answer-logprobs"),
     ("/v1/completions", {"prompt": "a", "logprobs": 20, "max_tokens": 1000, "n": 2}, 400, "--max-answer-logprobs"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(MAX_BIASES + 1)}}, 400, "4096"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): "" for i in range(MAX_BIASES + 1)}}, 400, "got 4097"),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {str(i): 1 for i in range(1001)}}, 400, "1001 values"),
     ("/v1/completions", {"prompt": "a", "stop": ["a" * 2000]}, 400, "1024"),
     ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 2000}, 400, "1024"),
     ("/detokenize", {"tokens": [65] * 400_000}, 413, "300000"),
@@ -234,6 +236,17 @@ async def test_what_is_too_large_is_refused_with_the_limit(path, body, status, n
     ):
         error = (await response.json())["error"]
         assert (response.status, named in error["message"]) == (status, True), error["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(CompletionBody, {"prompt": "a", "stop": [1] * 9}), (DetokenizeBody, {"tokens": ["a"] * 9})],
+)
+def test_a_list_is_wrong_from_its_first_wrong_element_on(kind, body):
+    """An error for each of 300,000 elements held the interpreter lock for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body)
+    assert refused.value.error_count() == 1
 
 
 async def test_a_chat_without_max_tokens_gets_as_many_as_its_log_probabilities_leave_room_for():

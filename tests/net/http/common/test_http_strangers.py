@@ -108,6 +108,16 @@ async def test_what_is_no_http_gets_an_error_body_and_one_line(said, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+async def test_the_body_of_a_refused_request_is_not_decompressed(caplog):
+    """Seven megabytes of it became as many gigabytes, and the node stood still for seconds."""
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with serving(FakeFrontend(), api_key="a-long-key") as url, aiohttp.ClientSession(url) as session:
+        for _ in range(2):
+            async with session.post("/v1/completions", data=b"no gzip", headers=headers, compress=False) as response:
+                assert response.status == 401
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_a_line_comes_once_a_period_with_the_number_left_out():
     seldom = Seldom(10.0)
     assert [seldom.now(t) for t in (0.0, 1.0, 9.9, 10.0, 10.1, 30.0)] == [0, None, None, 2, None, 1]
