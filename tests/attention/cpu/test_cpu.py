@@ -21,7 +21,7 @@ from attention.cpu.level import LEVELS, levels_here, lower
 from attention.cpu.library import is_compiled, library
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
-from lab.bench.attention.grid import Point
+from lab.bench.attention.grid import Point, without_unseen
 from lab.bench.attention.quantized import find_quantized_fault, quantized
 from net.compiled import NotCompiled
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
@@ -75,6 +75,18 @@ def test_every_block_size(block_size):
     """Also those that no 16 keys fit into: the kernels then copy what the tiles read directly otherwise."""
     for dtype in (torch.float32, torch.bfloat16):
         assert_as_good_as_torch(Case(LONG, 3, 1, 32, block_size, dtype), dtype)
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("block_size", [8, 24])
+def test_blocks_behind_the_window_are_not_read_whatever_their_size(level, block_size):
+    """They are other requests' by now, and hold NaN; prompts take keys from a multiple of 16 on."""
+    for dtype in (torch.float32, torch.bfloat16):
+        case = Case([(1, 200), (33, 200), (5, 70), (70, 300)], 3, 1, 32, block_size, dtype)
+        truth = attend(ReferenceBackend(), case, torch.float64, window=40)
+        case.batch = without_unseen(case.batch, 40)
+        assert not case.batch.block_tables[:, 0].any()
+        assert (attend(CpuBackend(level), case, dtype, window=40).double() - truth).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(5, 1), (7, 1), (12, 1), (40, 2), (2, 2)])
