@@ -76,4 +76,5 @@ class AttentionBackend(Protocol):
 
         window: number of keys that a row sees, including its own; 0 = all. soft_cap: scores become
         soft_cap * tanh(score / soft_cap) before the causal rule; 0.0 = unchanged.
-        Slots without a token of the request have no effect, even if they contain NaN."""
+        Slots without a token of the request have no effect, even if they contain NaN. With a window, these include the
+        blocks of which no row of the request sees a token: they may be other requests' by now."""

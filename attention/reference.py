@@ -54,7 +54,8 @@ class ReferenceBackend(RotateThenWrite):
         out = torch.zeros_like(q)
         row = 0
         for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
-            k, v = tokens_of(kv, batch.block_tables[s], kv_len, q.dtype)
+            unseen = max(0, kv_len - q_len + 1 - window) if window else 0  # by all rows
+            k, v = tokens_of(kv, batch.block_tables[s], kv_len, q.dtype)[:, unseen:]
             out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale, window, soft_cap, sinks)
             row += q_len
         return out

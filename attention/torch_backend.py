@@ -310,8 +310,8 @@ def attend_chunk_plain(
 def attend_plain(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, soft_cap: float, sinks: Tensor | None
 ) -> Tensor:
-    """q [..., rows, head_size], k and v [..., tokens, head_size]; scores, caps and softmax in float32. sinks: one score
-    per row, of a shape that expands to [..., rows, 1]."""
+    """q [..., rows, head_size], k and v [..., tokens, head_size]; products in the type of q, as transformers has them;
+    scale, caps and softmax in float32. sinks: one score per row, of a shape that expands to [..., rows, 1]."""
     scores = (q @ k.mT).float()
     scores = soft_cap * (scores * (scale / soft_cap)).tanh() if soft_cap else scores * scale
     if visible is not None:

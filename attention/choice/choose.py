@@ -47,7 +47,8 @@ def choose(
     contains; 0: K and V of heads. `sinks`: whether the model's heads have sinks. On a CPU 'auto'
     measures, with the model's heads in its `dtype`, on one rank; its kernels are those of `cpu_level`
     (attention/cpu/level.py). Raises ValueError."""
-    backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype, rank, sinks), cpu_level)
+    heads = Heads(num_heads, num_kv_heads, head_size, dtype, rank, sinks, kv_dtype)
+    backend = named(name, device, heads, cpu_level)
     if sinks and not takes_sinks(backend):
         raise ValueError(
             f"attention backend {backend.name!r} has no attention sinks, which this model needs: give "
@@ -71,11 +72,22 @@ def named(name: str, device: str, heads: Heads, cpu_level: str) -> AttentionBack
     if name == "auto":
         return fastest(device, heads, cpu_level)
     if name not in backends:
-        raise ValueError(f"no attention backend {name!r} for {device}; choose auto, {', '.join(sorted(backends))}")
+        known = ", ".join(sorted(backends))
+        raise ValueError(f"no attention backend {name!r} for {device}; choose --attention-backend auto, {known}")
     if name == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError("attention backend 'triton' needs a GPU (or TRITON_INTERPRET=1, for tests); choose torch")
+        raise ValueError(
+            "attention backend 'triton' needs a GPU (or TRITON_INTERPRET=1, for tests); choose "
+            "--attention-backend torch"
+        )
+    if name == "triton" and not triton_takes(heads):
+        raise ValueError(
+            f"attention backend 'triton' has no kernel for heads of {heads.head_size} elements"
+            f"{f', of which {heads.rank} are values' if heads.rank else ''}; choose --attention-backend torch"
+        )
     if name == "cpu" and device != "cpu":
-        raise ValueError(f"attention backend 'cpu' does not run on {device}; choose torch")
+        raise ValueError(f"attention backend 'cpu' does not run on {device}; choose --attention-backend torch")
+    if name == "cpu":
+        check_head_size(heads.head_size)
     return made(name, cpu_level)
 
 
@@ -109,15 +121,10 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
     """On a GPU triton if it is available, else torch. On a CPU the fastest of our kernels and torch in a short
     measurement (attention/choice/measured.py); the log has the times, or the reason why there are no kernels. Raises
     ValueError for a level that this CPU lacks."""
-    size = heads.head_size
     if device != "cpu":
-        rope = size - heads.rank
-        takes = size % 16 == 0 and size <= 256  # attention/triton/tiles.py
-        if heads.rank:
-            takes = heads.rank % 16 == 0 and heads.rank <= 512 and rope % 16 == 0  # attention/triton/latent_tiles.py
-        return made("triton") if takes and runs_triton() else TorchBackend()
+        return made("triton") if triton_takes(heads) and runs_triton() else TorchBackend()
     try:
-        check_head_size(size)
+        check_head_size(heads.head_size)
         ours = cast(CpuBackend, made("cpu", cpu_level))
     except ValueError as error:
         if cpu_level != "auto":
@@ -133,6 +140,14 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
                 log.warning("the kernels of level %s are left out: %s", level, error)
     named = [(f"our kernels of level {each.level}", each) for each in kernels]
     return fastest_of([*named, ("torch", TorchBackend())], heads)
+
+
+def triton_takes(heads: Heads) -> bool:
+    """Whether the Triton kernels have tiles for heads of this size."""
+    size, rank = heads.head_size, heads.rank
+    if rank:
+        return rank % 16 == 0 and rank <= 512 and (size - rank) % 16 == 0  # attention/triton/latent_tiles.py
+    return size % 16 == 0 and size <= 256  # attention/triton/tiles.py
 
 
 def runs_triton() -> bool:

@@ -4,10 +4,11 @@ Candidates are torch, the kernels of this CPU's best level, and those of lower l
 compiled already (attention/cpu/level.py): a first start does not compile five levels. A forced level (--cpu-level) and
 `scripts/bench.py attention` compile theirs, and later starts measure them too.
 
-The candidates take turns. Each computes a prompt of PROMPT tokens, and DECODES decodes over CONTEXT tokens each. The
-best of ROUNDS counts, because other processes only make a round longer. The product of the two times
-decides; the first candidate wins unless another one is faster by more than NOISE, so that starts of one node agree. The
-measurement takes some tenths of a second. The result is not stored, because it may come from a busy moment.
+The candidates take turns, over KV of the arena's type: over codes, a backend may be slower than one that it beats over
+floats. Each computes a prompt of PROMPT tokens, and DECODES decodes over CONTEXT tokens each. The best of ROUNDS
+counts, because other processes only make a round longer. The product of the two times decides; the first candidate wins
+unless another one is faster by more than NOISE, so that starts of one node agree. The measurement takes some tenths of
+a second. The result is not stored, because it may come from a busy moment.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attention.choice.quiet import undisturbed
+from attention.codes import DTYPES, SCALE_BYTES, planes, pool_in
 from attention.cpu.level import levels_here
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.latent import attend_latent
@@ -45,6 +48,12 @@ class Heads:
     dtype: torch.dtype
     rank: int = 0  # elements of the value of a latent row (attention/latent.py), which head_size contains; 0: no latent
     sinks: bool = False  # each head has one, which every candidate takes
+    kv_dtype: str = ""  # of the pool, as in choose; empty: that of the model
+
+    @property
+    def pool(self) -> str:
+        """The name of the pool's type."""
+        return self.kv_dtype or str(self.dtype).removeprefix("torch.")
 
 
 def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads) -> AttentionBackend:
@@ -61,12 +70,13 @@ def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads)
         order.remove(0)
         order.insert(0, 0)
     log.info(
-        "attention by %s, measured with %d/%d heads of %d in %s, %d threads (CPU levels: %s): %s",
+        "attention by %s, measured with %d/%d heads of %d in %s over KV in %s, %d threads (CPU levels: %s): %s",
         candidates[order[0]][0],
         heads.num_heads,
         heads.num_kv_heads,
         heads.head_size,
         str(heads.dtype).removeprefix("torch."),
+        heads.pool,
         threads,
         ", ".join(levels_here()) or "none",
         "; ".join(
@@ -83,9 +93,7 @@ def seconds_of(
 ) -> list[float]:
     """Seconds of one layer with each backend: the best of ROUNDS, in turns, after one uncounted round. Calls `check`
     after each round."""
-    num_blocks = int(batch.block_tables.max()) + 1
-    planes = 1 if heads.rank else 2
-    kv = torch.ones(num_blocks, planes, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
+    kv = pool_of(heads, int(batch.block_tables.max()) + 1)
     q = torch.ones(len(batch.slot_mapping), heads.num_heads, heads.head_size, dtype=heads.dtype)
     plans = [backend.plan(batch) for backend in backends]
     options: dict[str, Any] = {"sinks": torch.zeros(heads.num_heads)} if heads.sinks else {}
@@ -101,6 +109,18 @@ def seconds_of(
             best[i] = min(best[i], took) if turn else math.inf
         check()
     return best
+
+
+def pool_of(heads: Heads, num_blocks: int) -> Tensor:
+    """One layer's KV of the pool's type: rows of ones."""
+    rows = torch.ones(num_blocks, 1 if heads.rank else 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_size)
+    element = DTYPES.get(heads.pool) or getattr(torch, heads.pool)
+    row_bytes = heads.head_size * element.itemsize + (SCALE_BYTES if heads.pool in DTYPES else 0)
+    memory = torch.zeros(rows[..., 0].numel() * row_bytes, dtype=torch.uint8)
+    kv = pool_in(memory, rows.shape[1:], heads.pool)
+    for plane, written in planes(kv, rows):
+        plane.copy_(written)
+    return kv
 
 
 def batch_of(new: Sequence[int], context: int) -> RaggedBatch:

@@ -204,7 +204,9 @@ def check_rows(rows: Tensor, kv: Tensor) -> None:
     """rows [T, heads, head_size]: q, k or v for this pool. Raises ValueError for rows that no kernel takes."""
     size, num_kv_heads = kv.shape[4], kv.shape[2]
     if rows.device.type != "cpu" or rows.dtype not in DTYPES:
-        raise ValueError(f"the cpu backend has no kernel for {rows.dtype} on {rows.device}; choose torch")
+        raise ValueError(
+            f"the cpu backend has no kernel for {rows.dtype} on {rows.device}; choose --attention-backend torch"
+        )
     check_head_size(size)
     if rows.shape[2] != size or rows.stride(2) != 1 or rows.shape[1] % num_kv_heads:
         raise ValueError(f"rows {list(rows.shape)}, strides {rows.stride()}, do not fit a pool {list(kv.shape)}")
@@ -220,5 +222,6 @@ def checked_sinks(sinks: Tensor, q: Tensor) -> Tensor:
 def check_head_size(size: int) -> None:
     if size % 16 or not 0 < size <= MAX_HEAD_SIZE:
         raise ValueError(
-            f"attention backend 'cpu' has no kernel for head size {size}, which is not a multiple of 16; choose torch"
+            f"attention backend 'cpu' has no kernel for head size {size}, which is not a multiple of 16 up to "
+            f"{MAX_HEAD_SIZE}; choose --attention-backend torch"
         )

@@ -78,7 +78,9 @@ class CpuRule:
     ) -> None:
         check(tokens, place, read, write, out)
         if out.device.type != "cpu" or out.dtype not in DTYPES or place.memory.dtype != torch.float32:
-            raise ValueError(f"the cpu backend has no delta rule for {out.dtype} on {out.device}; choose torch")
+            raise ValueError(
+                f"the cpu backend has no delta rule for {out.dtype} on {out.device}; choose --attention-backend torch"
+            )
         q, k, v = (_with_heads_side_by_side(x) for x in (tokens.q, tokens.k, tokens.v))
         decay, rate = tokens.decay.float().contiguous(), tokens.rate.float().contiguous()
         read, write, pieces = read.contiguous(), write.contiguous(), pieces_of(place.slots)

@@ -96,7 +96,7 @@ def decode_kernel(
     for token in range(start, end, KEYS):
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
-            q_tile, newest, oldest, top, total, acc, keys, at, token, end, scale,
+            q_tile, newest, oldest, ctx_len - WINDOW, top, total, acc, keys, at, token, end, scale,
             NUM_KV_HEADS * HEAD_STRIDE, HEAD_SIZE, D, BLOCK_SIZE, CODES, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         at = next_at

@@ -126,7 +126,8 @@ def weigh(
 def attend_keys(
     q: tl.tensor,  # [ROWS, D] in the type of the product
     newest: tl.tensor,  # [ROWS] int32: the last key that the row sees here
-    oldest: tl.tensor,  # [ROWS] int32: the first one; used only with a window
+    oldest: tl.tensor,  # [ROWS] int32: the first one; this and the next are used only with a window
+    least: tl.tensor,  # the smallest of these
     top: tl.tensor,  # [ROWS] float32, -inf before the first visible key
     total: tl.tensor,  # [ROWS] float32
     acc: tl.tensor,  # [ROWS, D] float32
@@ -150,9 +151,13 @@ def attend_keys(
     token = first + tl.arange(0, KEYS)
     d = tl.arange(0, D)
     place = keys + at[:, None] + d[None, :]
-    # A slot without a token may contain anything, and NaN times a weight of zero is NaN, so it is never loaded.
+    # A slot without a token, and behind the window a block of another request, may contain anything, and NaN times a
+    # weight of zero is NaN: they are never loaded.
+    seen = token < end
+    if WINDOW > 0:
+        seen = seen & (token >= least)
     if MASKED:
-        held = (token < end)[:, None] & (d < HEAD_SIZE)[None, :]
+        held = seen[:, None] & (d < HEAD_SIZE)[None, :]
         k = tl.load(place, mask=held, other=0.0)
         v = tl.load(place + VALUES, mask=held, other=0.0)
     elif D != HEAD_SIZE:
@@ -169,7 +174,7 @@ def attend_keys(
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CODES > 0:
-        scores *= read_scales(keys + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
+        scores *= read_scales(keys + at, token % BLOCK_SIZE, seen, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
     scores = capped(scores, scale, SOFT_CAP, q.dtype == tl.float32)
     if MASKED:
         visible = token[None, :] <= newest[:, None]
@@ -180,6 +185,6 @@ def attend_keys(
     top, total, weights, shrink = weigh(scores, top, total, unit_of(scale, SOFT_CAP))
     if CODES > 0:
         values = keys + VALUES
-        weights *= read_scales(values + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
+        weights *= read_scales(values + at, token % BLOCK_SIZE, seen, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return top, total, acc

@@ -87,6 +87,7 @@ def prefill_kernel(
     past = tl.load(ctx_lens + s) - q_len
     position = past + i
     lowest = past + query
+    oldest, least = position - WINDOW + 1, lowest - WINDOW + 1
     end = past + tl.minimum(query + QUERIES, q_len)
     row = (begin + i).to(tl.int64)
     q_tile = tl.load(q + row[:, None] * q_row + head[:, None] * q_head + d[None, :], mask=mine, other=0.0)
@@ -106,7 +107,7 @@ def prefill_kernel(
         for token in range(0, diagonal, KEYS):
             next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
             top, total, acc = attend_keys(
-                q_tile, position, position - WINDOW + 1, top, total, acc, keys, at, token, end, scale,
+                q_tile, position, oldest, least, top, total, acc, keys, at, token, end, scale,
                 VALUES, HEAD_SIZE, D, BLOCK_SIZE, CODES, KEYS, False, WINDOW, SOFT_CAP, PRECISION,
             )  # fmt: skip
             at = next_at
@@ -114,7 +115,7 @@ def prefill_kernel(
     for token in range(diagonal, end, KEYS):
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         top, total, acc = attend_keys(
-            q_tile, position, position - WINDOW + 1, top, total, acc, keys, at, token, end, scale,
+            q_tile, position, oldest, least, top, total, acc, keys, at, token, end, scale,
             VALUES, HEAD_SIZE, D, BLOCK_SIZE, CODES, KEYS, True, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         at = next_at

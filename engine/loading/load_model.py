@@ -82,14 +82,14 @@ def load_model(
     called from this thread. `masks`: of requests with a grammar. `find_pooled`: where to look for the weights first.
     `agreed`: the cluster's --weight-dtype, for auto. `expert_door`: where ranks with experts join, if it is open
     already. Raises ModelError, UsageError."""
+    torch.set_num_threads(threads_of_rank(config))  # before anything is measured, for the draft model too
+    torch.set_grad_enabled(False)
     drafts = _drafts(config, source) if draft is None else _load_draft(config, draft)
     if config.tensor_parallel_size > 1:
         return _load_ranks(config, geometry, source, drafts, progress, masks)
     region, kv = arena(config, geometry)
     if config.expert_parallel_size > 1:
         return _load_experts(config, geometry, source, drafts, progress, masks, (region, kv), expert_door)
-    torch.set_num_threads(config.num_threads)
-    torch.set_grad_enabled(False)
     backend = _backend(config, source.config, geometry.dtype)
     settled = config
     if config.weight_dtype == "auto":
@@ -157,9 +157,6 @@ def _load_experts(
     """As rank 0 of ranks that share the experts, or without any of them. `made`: the arena."""
     region, kv = made
     source = as_flagged(config, source)
-    ranks_here = config.expert_parallel_size - config.expert_remote_ranks
-    torch.set_num_threads(max(1, config.num_threads // max(1, ranks_here)))
-    torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
     try:
         processes = ExpertProcesses(config, source, door)
@@ -184,6 +181,12 @@ def _load_experts(
 def splits_arena(config: Config) -> bool:
     """Whether every rank keeps the KV of its heads in memory of its own."""
     return config.device == "cuda"
+
+
+def threads_of_rank(config: Config) -> int:
+    """Of --num-threads, those of each rank on this machine."""
+    experts = config.expert_parallel_size - config.expert_remote_ranks
+    return max(1, config.num_threads // max(config.tensor_parallel_size, experts))
 
 
 def device_of(config: Config, rank: int) -> str:
@@ -235,7 +238,7 @@ def load_rank(
     of attention; None = as `config` says. --weight-dtype is not auto."""
     source = as_flagged(config, source)
     device = config.device if join is None else device_of(config, rank)
-    torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
+    torch.set_num_threads(threads_of_rank(config))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)

@@ -29,10 +29,11 @@ class Naive(RotateThenWrite):
             raise NotImplementedError("SDPA has no soft cap")
         out, first = torch.empty_like(q), 0
         for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
-            token = torch.arange(kv_len, device=q.device)
+            unseen = max(0, kv_len - q_len + 1 - window) if window else 0  # their blocks may be other requests' now
+            token = torch.arange(unseen, kv_len, device=q.device)
             block, offset = batch.block_tables[s, token // batch.block_size].long(), token % batch.block_size
             k, v = (kv[block, i, :, offset].to(q.dtype).transpose(0, 1)[None] for i in (0, 1))
-            row = token[kv_len - q_len :, None]
+            row = token[-q_len:, None]
             seen = (token <= row) & (token > row - (window or kv_len))
             mine = q[first : first + q_len].transpose(0, 1)[None]
             attended = scaled_dot_product_attention(mine, k, v, attn_mask=seen, scale=scale, enable_gqa=True)

@@ -197,7 +197,9 @@ template <class Path> void attend_item(const Attend &a, const PrefillItem &item,
   }
   path.begin(a, item, tiles);
 
-  const int begin = a.window ? std::max(0, c.position[0] - a.window + 1) / 16 * 16 : 0;
+  // From a multiple of 16 on, unless that lies in an earlier block: one that no row sees may be another request's.
+  const int grain = a.kv.block_size % 16 ? 1 : 16;
+  const int begin = a.window ? std::max(0, c.position[0] - a.window + 1) / grain * grain : 0;
   const int end = c.position[count - 1] + 1;
   for (int key = begin; key < end; key += KEYS) {
     path.load_keys(key, std::min(KEYS, end - key));

@@ -79,7 +79,9 @@ def _arguments(
     check(tokens, place, read, write, out)
     heads, key_size, value_size = tokens.matrix
     if key_size > MOST_KEYS:
-        raise ValueError(f"the triton backend has no delta rule for keys of {key_size}; choose torch")
+        raise ValueError(
+            f"the triton backend has no delta rule for keys of {key_size}; choose --attention-backend torch"
+        )
     keys, columns = width_of(key_size, value_size)
     q, k, v = tokens.q, tokens.k, tokens.v
     if any(x.stride(2) != 1 or x.stride(1) != x.shape[2] for x in (q, k, v)):

@@ -4,9 +4,9 @@ The rule for each step; truth is the reference backend in float64, plain is the 
 
     max |ours - truth| <= 2 max |plain - truth| + SLACK
 
-All slots of the pool that hold no token of the step are NaN, including block 0 (which pads the tables) and the
-neighbouring layer: a read of one shows in the output. A step is also wrong if its keys are written outside their slots,
-or if `attend` changes the pool.
+All slots of the pool that hold no token of the step are NaN, including block 0 (which pads the tables, and replaces the
+blocks that a window hides from all rows) and the neighbouring layer: a read of one shows in the output. A step is also
+wrong if its keys are written outside their slots, or if `attend` changes the pool.
 
 tests/attention holds the built-in backends to this grid, scripts/playground.py yours.
 """
@@ -192,6 +192,15 @@ def moved(batch: RaggedBatch, device: str) -> RaggedBatch:
     return replace(batch, **{name: getattr(batch, name).to(device) for name in names})
 
 
+def without_unseen(batch: RaggedBatch, window: int) -> RaggedBatch:
+    """`batch` as a layer with a window may get it: blocks that no row of a request sees were given back, and block 0
+    stands in their place (engine/step/inputs.py)."""
+    tables = batch.block_tables.clone()
+    for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
+        tables[s, : max(0, kv_len - q_len + 1 - window) // batch.block_size if window else 0] = 0
+    return replace(batch, block_tables=tables)
+
+
 def find_fault(backend: AttentionBackend, point: Point, device: str = "cpu") -> str | None:
     """The fault at this point, in one line; None = correct. NotImplementedError passes through: a backend may refuse a
     window or a soft cap, but not compute it wrongly."""
@@ -203,10 +212,11 @@ def find_fault(backend: AttentionBackend, point: Point, device: str = "cpu") -> 
         return fault
     truth = case.run(reference, torch.float64, **mask)
     plain = float((case.run(reference, point.dtype, **mask).double() - truth).abs().max())
-    plan, before = backend.plan(case.batch), case.q.clone()
-    backend.write_kv(case.k, case.v, case.kv, case.batch, plan)
+    batch = without_unseen(case.batch, point.window)
+    plan, before = backend.plan(batch), case.q.clone()
+    backend.write_kv(case.k, case.v, case.kv, batch, plan)
     pool = case.pool.clone()
-    ours = backend.attend(case.q, case.kv, case.batch, plan, case.scale, **mask)
+    ours = backend.attend(case.q, case.kv, batch, plan, case.scale, **mask)
     if ours.shape != case.q.shape or ours.dtype != case.q.dtype:
         return f"attend returns {list(ours.shape)} {ours.dtype}, wanted {list(case.q.shape)} {case.q.dtype}"
     if fault := far_off(ours, truth, plain):

@@ -17,7 +17,7 @@ from attention.codes import SCALE_BYTES, codes_of, is_quantized, planes, pool_in
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
-from lab.bench.attention.grid import SLACK, Case, Point, far_off
+from lab.bench.attention.grid import SLACK, Case, Point, far_off, without_unseen
 
 
 def quantized(pool: Tensor, kv_dtype: str) -> Tensor:
@@ -43,8 +43,9 @@ def find_quantized_fault(backend: AttentionBackend, point: Point, kv_dtype: str,
     pool = quantized(case.pool, kv_dtype)
     if fault := _write_fault(backend, case, pool):
         return fault
-    plan, kv = backend.plan(case.batch), pool[:, 1]
-    backend.write_kv(case.k, case.v, kv, case.batch, plan)
+    batch, kv = without_unseen(case.batch, point.window), pool[:, 1]
+    plan = backend.plan(batch)
+    backend.write_kv(case.k, case.v, kv, batch, plan)
     before = raw(pool)
 
     def of_reference(dtype: torch.dtype) -> Tensor:
@@ -52,7 +53,7 @@ def find_quantized_fault(backend: AttentionBackend, point: Point, kv_dtype: str,
 
     truth = of_reference(torch.float64)
     plain = float((of_reference(point.dtype) - truth).abs().max())
-    ours = backend.attend(case.q, kv, case.batch, plan, case.scale, **mask)
+    ours = backend.attend(case.q, kv, batch, plan, case.scale, **mask)
     if fault := far_off(ours, truth, plain):
         return fault
     return None if torch.equal(raw(pool), before) else "attend changes the pool"

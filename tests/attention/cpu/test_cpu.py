@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 from attention.choice import measured as cpu_choice
 from attention.choice.choose import choose
 from attention.choice.measured import Heads, batch_of, fastest_of, seconds_of
+from attention.codes import DTYPES as CODES
+from attention.codes import rows_of
 from attention.cpu import build as cpu_build
 from attention.cpu import level as cpu_level
 from attention.cpu.backend import CpuBackend
@@ -21,7 +24,7 @@ from attention.cpu.level import LEVELS, levels_here, lower
 from attention.cpu.library import is_compiled, library
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
-from lab.bench.attention.grid import Point
+from lab.bench.attention.grid import Point, without_unseen
 from lab.bench.attention.quantized import find_quantized_fault, quantized
 from net.compiled import NotCompiled
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
@@ -75,6 +78,18 @@ def test_every_block_size(block_size):
     """Also those that no 16 keys fit into: the kernels then copy what the tiles read directly otherwise."""
     for dtype in (torch.float32, torch.bfloat16):
         assert_as_good_as_torch(Case(LONG, 3, 1, 32, block_size, dtype), dtype)
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("block_size", [8, 24])
+def test_blocks_behind_the_window_are_not_read_whatever_their_size(level, block_size):
+    """They are other requests' by now, and hold NaN; prompts take keys from a multiple of 16 on."""
+    for dtype in (torch.float32, torch.bfloat16):
+        case = Case([(1, 200), (33, 200), (5, 70), (70, 300)], 3, 1, 32, block_size, dtype)
+        truth = attend(ReferenceBackend(), case, torch.float64, window=40)
+        case.batch = without_unseen(case.batch, 40)
+        assert not case.batch.block_tables[:, 0].any()
+        assert (attend(CpuBackend(level), case, dtype, window=40).double() - truth).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(5, 1), (7, 1), (12, 1), (40, 2), (2, 2)])
@@ -298,17 +313,50 @@ def test_whether_kernels_are_compiled_is_known_without_compiling(monkeypatch, tm
 
 
 def test_the_measurement_computes_with_every_candidate():
+    """Over KV as the arena has it: kernels of codes are others."""
     seen = []
 
     class Noting(ReferenceBackend):
         def attend(self, q, kv, batch, plan, scale, **options):
-            seen.append((q.dtype, list(q.shape), batch.num_decodes, batch.kv_lens[0]))
+            seen.append((q.dtype, list(q.shape), batch.num_decodes, batch.kv_lens[0], kv.dtype))
+            assert rows_of(kv, lambda pool: pool, torch.float32).sub(1).abs().max() < 0.01
             return super().attend(q, kv, batch, plan, scale, **options)
 
     heads = Heads(4, 2, 32, torch.float16)
     assert all(0 < took < 60 for took in seconds_of([Noting(), CpuBackend()], batch_of([3], 20), heads))
-    assert seen == [(torch.float16, [3, 4, 32], 0, 20)] * 6
+    assert seen == [(torch.float16, [3, 4, 32], 0, 20, torch.float16)] * 6
+    for name, dtype in (*CODES.items(), ("float32", torch.float32)):
+        coded = replace(heads, kv_dtype=name)
+        assert all(0 < took < 60 for took in seconds_of([Noting(), CpuBackend()], batch_of([1], 20), coded))
+        assert seen[-1] == (torch.float16, [1, 4, 32], 1, 20, dtype)
+    row = replace(heads, num_kv_heads=1, rank=16, kv_dtype="int8")  # a latent
+    assert all(0 < took < 60 for took in seconds_of([Noting(), CpuBackend()], batch_of([1], 20), row))
     assert fastest_of([("a", CpuBackend())], heads).name == "cpu"
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "float32"])
+def test_auto_measures_over_the_type_of_the_pool(monkeypatch, caplog, kv_dtype):
+    given = []
+    monkeypatch.setattr(cpu_choice, "seconds_of", lambda backends, batch, heads, check: given.append(heads) or [1, 2])
+    monkeypatch.setattr("attention.choice.choose.lower", lambda *_: [])
+    with caplog.at_level(logging.INFO):
+        assert choose("auto", "cpu", kv_dtype=kv_dtype).name == "cpu"
+    assert [heads.pool for heads in given] == [kv_dtype] * 2 and f"in bfloat16 over KV in {kv_dtype}" in caplog.text
+
+
+def test_a_backend_by_name_is_refused_at_the_start_for_heads_that_it_cannot_compute(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for name, options in (
+        ("cpu", {"head_size": 72}),
+        ("cpu", {"head_size": 1040}),
+        ("triton", {"head_size": 72}),
+        ("triton", {"head_size": 288}),
+        ("triton", {"head_size": 1088, "rank": 1024}),
+        ("triton", {"head_size": 520, "rank": 512}),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}' has no kernel for head.*; choose --attention-backend torch"):
+            choose(name, "cpu", **options)
+    assert choose("cpu", "cpu", head_size=1024).name == "cpu"
 
 
 def test_auto_takes_torch_for_heads_without_a_kernel(caplog):

@@ -11,10 +11,14 @@ from torch import Tensor
 from attention.reference import ReferenceBackend
 from attention.triton.backend import TritonBackend
 from attention.triton.tiles import Tile, Tiles
+from lab.bench.attention.grid import without_unseen
 from tests.attention.interpreted.cases import DEVICE, DTYPES, SMALL, Case, assert_close, attend, make_case
 from tests.heavy import one_in
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
+
+WIDE = Tiles(Tile(16, 32, 4, 2, min_chunk=32), Tile(32, 32, 4, 2))
+"""Tiles of keys that span two blocks of 16."""
 
 MIXED = ([1, 1, 1, 6, 40], [80, 1, 33, 6, 57])
 
@@ -52,6 +56,16 @@ def test_window_and_soft_cap_reach_both_kernels() -> None:
     plan = backend.plan(case.batch)
     out = backend.attend(case.q, case.kv, case.batch, plan, case.scale, window=20, soft_cap=5.0)
     assert_close(out, attend(case, torch.float64, 20, 5.0), attend(case, torch.float32, 20, 5.0))
+
+
+def test_blocks_behind_the_window_are_not_read() -> None:
+    """They are other requests' by now. Tiles of keys begin in them, in decodes, in a short chunk and in a long one."""
+    for q_lens, kv_lens in (([1, 1], [80, 33]), ([6], [77]), ([90], [150])):
+        case = make_case(q_lens, kv_lens, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
+        exact, plain = (attend(case, kind, 20) for kind in (torch.float64, torch.float32))
+        backend, batch = TritonBackend(tiles=WIDE), without_unseen(case.batch, 20)
+        out = backend.attend(case.q, case.kv, batch, backend.plan(batch), case.scale, window=20)
+        assert_close(out, exact, plain)
 
 
 SINKS = torch.tensor([-3.0, 0.0, 2.0, 5.0], device=DEVICE)

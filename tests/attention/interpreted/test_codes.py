@@ -22,12 +22,13 @@ from tests.attention.interpreted.cases import DEVICE
 
 @pytest.mark.parametrize("kv_dtype", sorted(DTYPES))
 def test_the_rule_of_the_grid_over_quantized_pools(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode of two splits, and a chunk whose tiles of keys span two blocks. Interpreted, a point takes seconds."""
-    monkeypatch.setitem(MIXES, "small", [(1, 37), (6, 29)])
-    tiles = Tiles(Tile(16, 16, 4, 2, min_chunk=32), Tile(32, 32, 4, 2))
+    """A decode of two splits, and a chunk; tiles of keys span two blocks, the first of which the window hides.
+    Interpreted, a point takes seconds."""
+    monkeypatch.setitem(MIXES, "small", [(1, 37), (6, 40)])
+    tiles = Tiles(Tile(16, 32, 4, 2, min_chunk=32), Tile(32, 32, 4, 2))
     point = Point("small", 3, 1, 80, 16, torch.bfloat16)
     if kv_dtype == "int8":
-        point = Point("small", 4, 2, 64, 16, torch.float32, window=30, soft_cap=5.0)
+        point = Point("small", 4, 2, 64, 16, torch.float32, window=20, soft_cap=5.0)
     assert find_quantized_fault(TritonBackend(tiles=tiles), point, kv_dtype, DEVICE) is None
 
 
