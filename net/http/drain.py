@@ -23,7 +23,8 @@ class DrainBody(BaseModel):
 
 
 class Drain:
-    """Without API keys, only clients on this host may ask; with keys, the middleware has checked the key."""
+    """Without API keys, only clients on this host may ask, and no web page; with keys, the middleware has checked the
+    key."""
 
     def __init__(self, frontend: Frontend, keyed: bool) -> None:
         self._frontend = frontend
@@ -33,9 +34,11 @@ class Drain:
         return [web.post("/drain", self.begin), web.get("/drain", self.progress)]
 
     async def begin(self, request: web.Request) -> web.Response:
-        if not self._keyed and not is_local(request):
+        if not self._keyed and (not is_local(request) or "Origin" in request.headers):
             raise ApiError(
-                403, "without an API key, only a client on the node's own host may drain it", code="forbidden"
+                403,
+                "without an API key, only a client on the node's own host may drain it, and no web page",
+                code="forbidden",
             )
         body, _ = await read_body(request, DrainBody)
         try:

@@ -60,3 +60,12 @@ async def test_without_a_key_only_this_host(frontend, remote, may):
     with pytest.raises(ApiError) as refused:
         await Drain(frontend, keyed=False).begin(request)
     assert refused.value.status == (415 if may else 403)  # the mocked request has no body
+
+
+async def test_without_a_key_no_web_page_drains_a_node(frontend):
+    """Also a page that --allowed-origins lets ask for answers."""
+    page = {"Origin": "http://app.example"}
+    async with serving(frontend, allowed_origins=(page["Origin"],)) as url, aiohttp.ClientSession(url) as session:
+        assert (await session.get("/v1/models", headers=page)).status == 200
+        assert (await session.post("/drain", json={}, headers=page)).status == 403
+    assert frontend.drained is None
