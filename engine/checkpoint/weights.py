@@ -352,7 +352,8 @@ def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4We
 
 
 def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], reader: Reader) -> None:
-    """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one."""
+    """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one, unless it is
+    a bias that adds nothing."""
     found = reader.shapes()
     if missing := [name for name in wanted if name not in found]:
         last = source.config.num_layers
@@ -362,7 +363,7 @@ def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], reader: Re
                 f"drafts ({', '.join(missing[:3])} ...); choose another method"
             )
         raise ModelError(f"{source.name} lacks {len(missing)} weights: {', '.join(missing[:3])} ...")
-    unknown = [name for name in found if name not in wanted and not (name == "lm_head" and "lm_head" not in wanted)]
+    unknown = [name for name in found if name not in wanted and name != "lm_head" and not _adds_nothing(reader, name)]
     if unknown:
         raise ModelError(f"{source.name} has {len(unknown)} weights of another architecture: {', '.join(unknown[:3])}")
     for name, shape in wanted.items():
@@ -373,6 +374,11 @@ def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], reader: Re
             f"{source.name} has a head that is not its embedding, and config.json says tie_word_embeddings true: set "
             "it to false there to compute with that head"
         )
+
+
+def _adds_nothing(reader: Reader, name: str) -> bool:
+    """Whether it is a bias of zeros. AutoGPTQ writes one for every matrix, also of models without biases."""
+    return name.endswith("bias") and not bool(reader.read(name).any())
 
 
 def _is_embedding(reader: Reader) -> bool:

@@ -257,6 +257,21 @@ def test_a_head_that_the_config_would_ignore_is_refused_unless_it_is_the_embeddi
     assert_equal_to(model, loaded)
 
 
+def test_a_bias_of_zeros_that_the_model_has_not_is_no_weight(tmp_path):
+    """Quantized Llama models have them."""
+    model = hf_model(tmp_path)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    biases = {f"model.layers.0.{module}.bias": torch.zeros(48) for module in ("self_attn.q_proj", "mlp.gate_proj")}
+    save_file(tensors | biases, tmp_path / "model.safetensors")
+    loaded = weights.load(describe(str(tmp_path)), torch.float32)
+    assert loaded.keys() == shapes(describe(str(tmp_path)).config).keys()
+    assert_equal_to(model, loaded)
+    biases["model.layers.0.mlp.gate_proj.bias"][7] = 1e-6
+    save_file(tensors | biases, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="1 weights of another architecture: model.layers.0.mlp.gate_proj.bias"):
+        weights.load(describe(str(tmp_path)), torch.float32)
+
+
 def test_damaged_safetensors(tmp_path):
     hf_model(tmp_path)
     path = tmp_path / "model.safetensors"
