@@ -352,8 +352,8 @@ def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4We
 
 
 def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], reader: Reader) -> None:
-    """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one, unless it is
-    a bias that adds nothing."""
+    """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one, unless it
+    is a bias that adds nothing."""
     found = reader.shapes()
     if missing := [name for name in wanted if name not in found]:
         last = source.config.num_layers

@@ -268,7 +268,7 @@ def test_a_bias_of_zeros_that_the_model_has_not_is_no_weight(tmp_path):
     assert_equal_to(model, loaded)
     biases["model.layers.0.mlp.gate_proj.bias"][7] = 1e-6
     save_file(tensors | biases, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="1 weights of another architecture: model.layers.0.mlp.gate_proj.bias"):
+    with pytest.raises(ModelError, match=r"1 weights of another architecture: model\.layers\.0\.mlp\.gate_proj\.bias"):
         weights.load(describe(str(tmp_path)), torch.float32)
 
 
