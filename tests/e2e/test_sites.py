@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
@@ -81,6 +83,7 @@ def in_pool(cluster: LocalCluster, name: str) -> int:
     return int(stats["dram"]["blocks"])
 
 
+@pytest.mark.timeout(900)  # a read and the prompt that evicts it take 20 s on two busy cores
 def test_prefixes_cross_by_the_rules_and_a_bound_tenant_does_not(start: Start):
     rng = random.Random(SEED)
     print(f"seed {SEED}")
@@ -130,6 +133,7 @@ def test_prefixes_cross_by_the_rules_and_a_bound_tenant_does_not(start: Start):
         settled(cluster)
 
 
+@pytest.mark.timeout(600)  # likewise
 def test_a_request_for_a_site_that_says_nothing_goes_to_another_at_once(start: Start):
     """It was found out node by node before, when gossip suspected them: each took a second or two."""
     rng = random.Random(SEED)
@@ -151,7 +155,7 @@ def test_a_request_for_a_site_that_says_nothing_goes_to_another_at_once(start: S
             time.sleep(0.5)  # gossip tells where the prefix is
             return nodes_of(prompts[-1]) == ["mixed-1"]
 
-        wait_until(west_is_known, "a request goes to the site that has its prefix")
+        wait_until(west_is_known, "a request goes to the site that has its prefix", 200.0)
         os.kill(cluster["mixed-1"].pid, signal.SIGSTOP)
         try:
             assert nodes_of(prompts[-1]) == ["mixed-0"]
