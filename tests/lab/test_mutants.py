@@ -60,6 +60,8 @@ class Split(RotateThenWrite):
         read = -(-kv_len // 16) * 16 if self.mistake == "stale tail" else kv_len
         group = q.shape[1] // kv.shape[2]
         k, v = (one.repeat_interleave(group, 1) for one in tokens_of(kv, batch.block_tables[s], read, q.dtype))
+        unseen = max(0, kv_len - len(q) + 1 - window) if window else 0
+        k[:unseen] = v[:unseen] = 0  # their blocks may be those of others
         row = torch.arange(kv_len - len(q), kv_len)[:, None] - int(self.mistake == "mask off by one")
         key = torch.arange(read)
         seen = (key <= row.clamp(min=0)) | (key >= kv_len)
