@@ -202,7 +202,7 @@ async def test_refused_memory_fails_its_transfer_once_no_other_rail_moves_any_of
             await asyncio.sleep(0.001)
             assert not bad.done(), "slices of it are in the queue of the other rail"
             net.arrive(1, 1)
-        await asyncio.sleep(0.001)
+        await asyncio.wait([bad], timeout=30 if op is Op.READ else 0.001)
         assert bad.done() == (op is Op.READ), "a late WRITE may still land there"
         net.settle(0)
         with pytest.raises(TransferError, match="refused"):
