@@ -15,14 +15,8 @@ it needs a Store of its own.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import CancelledError, wait
 from typing import Any, Self, TypeVar
-
-import uvloop
 
 from cache.arena import Buffer
 from cache.block import KEY_BYTES
@@ -30,13 +24,12 @@ from cache.protocol import Deadlines
 from cache.results import GetResult, NoRoom, NotDurable, StoreError, Unreachable
 from cache.store.objects import PREFIX, Exists, Objects
 from cache.store.remote import Remote
-from net.loop.tasks import cancel_others
+from net.loop.own_thread import EventLoop, LoopClosed
 from net.transfer.common.memory import Region
 
 __all__ = ["Exists", "NoRoom", "NotDurable", "Store", "StoreError", "Unreachable"]
 
 T = TypeVar("T")
-LAST_S = 5.0  # calls that `close` cancels have this long to end
 Key = bytes | str
 """16 bytes, or a name that starts with 'objects/'."""
 
@@ -54,13 +47,9 @@ class Store:
         transports: Sequence[str] = ("shm", "tcp"),
         deadlines: Deadlines | None = None,
     ) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="store", daemon=True)
-        self._thread.start()
+        self._loop = EventLoop("store")
         self._regions: list[Region] = []
-        self._process = os.getpid()
-        self._ending = threading.Lock()
-        self._closed = self._ended = False
+        self._closed = False
         try:
             self._remote = self._run(
                 Remote.open(
@@ -72,7 +61,7 @@ class Store:
                 )
             )
         except BaseException:
-            self._stop()
+            self._loop.close()
             raise
         self._store = self._remote.store
         self._objects = Objects(self._store)
@@ -211,11 +200,11 @@ class Store:
 
     def close(self) -> None:
         """Idempotent. Calls of other threads that still run raise StoreError. In a forked child it does nothing."""
-        if self._closed or os.getpid() != self._process:
+        if self._closed or not self._loop.alive:
             return
         self._closed = True
         self._run(self._remote.close())
-        self._stop()
+        self._loop.close()
         for region in self._regions:
             region.close()
 
@@ -226,21 +215,10 @@ class Store:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if os.getpid() != self._process:
-            work.close()
-            raise StoreError("this Store was opened before the fork: open one in this process")
-        with self._ending:  # work that begins while the loop stops would never run
-            if self._ended:
-                work.close()
-                raise StoreError("this Store is closed")
-            begun = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return begun.result()
-        except CancelledError:
-            raise StoreError("this Store was closed meanwhile") from None
-        except BaseException:  # of a signal, such as Ctrl-C: until the end, the work uses memory of the caller
-            wait([begun])
-            raise
+            return self._loop.run(work)
+        except LoopClosed as error:
+            raise StoreError(f"this Store cannot be used any more: {error}") from None
 
     def _each(self, begin: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
         """Yields the items of a generator on the event loop; closing this one closes that one."""
@@ -266,14 +244,6 @@ class Store:
             function(*arguments)
 
         self._run(call())
-
-    def _stop(self) -> None:
-        with self._ending:
-            self._ended = True
-        asyncio.run_coroutine_threadsafe(cancel_others(LAST_S), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _value_key(key: bytes) -> bytes:

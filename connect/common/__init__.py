@@ -1,7 +1,6 @@
 """The common parts of the modules for other engines: an event loop for callers that wait, and raw memory.
 
 Files:
-    event_loop  An event loop in its own thread, for callers that wait
     forked      A forked child forgets the connections, event loops and lent memory of its parent
     huge_pages  Huge pages under memory of the calling program, for copies between processes
     raw_memory  Memory of the calling program: raw addresses and buffers, as the pieces of one value

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import memmove
 
-from connect.common.event_loop import EventLoop
 from connect.engine.core import SILENCE_S, Core, Peer, locate
 from connect.engine.messages import Notify
 from connect.engine.questions import ReadQuestion, WriteQuestion, questions
 from net.errors import RemoteError, TransferError
+from net.loop.own_thread import EventLoop
 from net.transfer.cma.process import Move
 from net.transfer.common.transport import Op
 from net.transfer.tcp.blocking_calls import BlockingCalls

@@ -17,7 +17,6 @@ from enum import IntEnum
 from operator import index
 from typing import Any
 
-from connect.common.event_loop import EventLoop, LoopClosed
 from connect.common.forked import watch
 from connect.common.huge_pages import HugePages
 from connect.engine.arguments import END, host_and_port, moves_of, one_move, possible_moves
@@ -27,6 +26,7 @@ from connect.engine.messages import Notify
 from connect.engine.mover import Mover
 from connect.engine.reach import Reach
 from net.errors import PeerLost, PeerRefused, RemoteError, TransferError
+from net.loop.own_thread import EventLoop, LoopClosed
 from net.transfer.cma.process import Move
 from net.transfer.common.transport import Op
 
@@ -60,12 +60,12 @@ class TransferEngine:
 
     def __init__(self) -> None:
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
-        self._begin_anew()
+        self._reset()
         watch(self)
 
     # --- life
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._loop: EventLoop | None = None
         self._core: Core | None = None
@@ -77,7 +77,7 @@ class TransferEngine:
     def let_go(self) -> object:
         """See connect.common.forked."""
         parts = self._loop, self._core, self._mover, self._pages, self._batches
-        self._begin_anew()
+        self._reset()
         return parts
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 from cache.results import NoRoom, StoreError
 from cache.store.remote import Remote
-from connect.common.event_loop import EventLoop, LoopClosed, ended
 from connect.common.forked import watch
 from connect.common.raw_memory import Pieces
 from connect.store import codes
@@ -23,6 +22,7 @@ from connect.store.settings import Setup
 from net.channel.cluster_key import KeyFileError
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.http.client import ClusterError
+from net.loop.own_thread import EventLoop, LoopClosed, ended
 
 log = logging.getLogger("mooncake.connect")
 
@@ -42,10 +42,10 @@ class Client:
 
     def __init__(self) -> None:
         self.hostname = ""
-        self._begin_anew()
+        self._reset()
         watch(self)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._loop: EventLoop | None = None
         self._entry: Entry | None = None
@@ -57,7 +57,7 @@ class Client:
     def let_go(self) -> object:
         """See connect.common.forked."""
         parts = self._loop, self._entry, self._values, self._quick
-        self._begin_anew()
+        self._reset()
         return parts
 
     def open(self, setup: Setup) -> int:

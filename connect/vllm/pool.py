@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from cache.block import BlockKey
 from cache.results import LeadingRun
 from cache.store.store import LAYERED_BYTES, Store
-from connect.common.event_loop import EventLoop
 from connect.store.nodes import enter
 from connect.vllm.layout import NotSupported
 from connect.vllm.work import rank_keys
+from net.loop.own_thread import EventLoop
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.connect")

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -166,14 +166,22 @@ class Grammars:
             return self._vocabulary
 
 
-@lru_cache(maxsize=2)
+_shared: _Kept[tuple[bytes, tuple[int, ...]], LLTokenizer] = _Kept(2)
+_sharing = threading.Lock()
+
+
 def vocabulary(tokenizer_json: str, ends: tuple[int, ...]) -> LLTokenizer:
     """llguidance's form of a tokenizer.json with these end-of-sequence tokens. It is immutable, so all users of one
     tokenizer in a process share it, and so do processes that are forked later (tests/fork_server.py). Raises ValueError
     if it has no form for this tokenizer."""
     from llguidance import LLTokenizer
 
-    return LLTokenizer(tokenizer_json, eos_token=list(ends))
+    key = blake2b(tokenizer_json.encode(), digest_size=16).digest(), ends
+    with _sharing:
+        if (known := _shared.find(key)) is None:
+            known = LLTokenizer(tokenizer_json, eos_token=list(ends))
+            _shared.keep(key, known)
+        return known
 
 
 def _spelt(grammar: str) -> str:

@@ -6,6 +6,7 @@ Files:
                  almost nothing
     leaving      The end of a process that does not wait for threads whose work nobody needs any more
     log_context  The HTTP request and the trace for which the logging code works; tasks inherit both
+    own_thread   EventLoop: an event loop in its own thread, for callers that wait
     polling      Busy polling: keeps the event loop awake if the next bytes are likely to arrive within microseconds
     restarts     Decides how often to restart a failed background task
     seldom       Rate limit for log lines that strangers can cause, so that they cannot fill a log

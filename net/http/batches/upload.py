@@ -35,6 +35,8 @@ async def receive(request: web.Request, path: Path) -> Upload:
     """Write the file to `path`. Raises OSError; ApiError 400, 408, 413 or 415; then a part of it may be there."""
     if not request.content_type.startswith("multipart/form-data"):
         raise ApiError(415, "send the file as multipart/form-data with the fields file and purpose")
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise ApiError(415, "send the file as it is, not compressed")
     try:
         async with asyncio.timeout(10 * request.app[read_timeout_key]):
             filename, size, fields = await _parts(request, path)

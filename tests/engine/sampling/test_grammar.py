@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
-from engine.sampling.grammar import Grammars, vocabulary
+from engine.sampling.grammar import Grammars, _Kept
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow, sample
 from engine.text.token_bytes import BYTE_OF
@@ -255,9 +255,11 @@ def test_what_cannot_be_compiled(grammars, kind, source):
 
 
 def test_after_prepare_a_request_waits_for_no_vocabulary(tokenizer, monkeypatch):
+    monkeypatch.setattr("engine.sampling.grammar._shared", _Kept(2))  # none of the tests before
     grammars = Grammars(tokenizer)
     grammars.prepare()
     monkeypatch.setattr("llguidance.LLTokenizer", None)
+    monkeypatch.setattr("engine.sampling.grammar._shared", _Kept(2))
     assert grammars.allowed(grammars.compile("choice", '["a"]'), []).any()
 
 
@@ -273,7 +275,7 @@ def test_a_tokenizer_that_gives_no_vocabulary_is_a_warning_and_then_a_refusal(to
         raise ValueError("unknown decoder")
 
     monkeypatch.setattr("llguidance.LLTokenizer", refuse)
-    vocabulary.cache_clear()  # of the tests before
+    monkeypatch.setattr("engine.sampling.grammar._shared", _Kept(2))  # none of the tests before
     grammars = Grammars(tokenizer)
     grammars.prepare()
     assert "refuses structured output: unknown decoder" in caplog.text

@@ -114,10 +114,16 @@ def test_a_window_that_is_ignored_is_wrong():
         def attend(self, q, kv, batch, plan, scale, *, window=0, soft_cap=0.0):
             return super().attend(q, kv, batch, plan, scale, soft_cap=soft_cap)
 
+    class Wide(TorchBackend):
+        def attend(self, q, kv, batch, plan, scale, *, window=0, soft_cap=0.0):
+            kv = kv.nan_to_num()  # blocks of others are zeros, and their keys count
+            return super().attend(q, kv, batch, plan, scale, soft_cap=soft_cap)
+
     plain = next(point for point in points(quick=True) if point.mix == "everything")
     windowed = Point(plain.mix, plain.heads, plain.kv_heads, plain.size, plain.block_size, plain.dtype, window=8)
     assert find_fault(Deaf(), plain) is None
     assert "a slot that holds no token" in (find_fault(Deaf(), windowed) or ""), "a block of others"
+    assert "off by" in (find_fault(Wide(), windowed) or "")
     assert find_fault(TorchBackend(), windowed) is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import os
 import threading
 import time
@@ -367,6 +368,12 @@ async def test_a_form_that_is_refused(tmp_path, parts, why):
         status, told = await api.send(form(*parts))
         assert status == 400 and why in told["error"]["message"], told
         assert not list((tmp_path / "files").iterdir())
+
+
+async def test_a_compressed_form_is_refused(tmp_path):
+    async with served(tmp_path) as api:
+        status, told = await api.send(gzip.compress(form(FILE, BATCH)), **{"Content-Encoding": "gzip"})
+        assert status == 415 and "not compressed" in told["error"]["message"], told
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from connect.common.event_loop import EventLoop, LoopClosed
+from net.loop.own_thread import EventLoop, LoopClosed
 
 
 async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_whoever_waits_when_it_closes_gets_an_error():
+def test_a_caller_that_waits_when_it_closes_gets_an_error():
     loop, ends = EventLoop("test"), []
     begun = threading.Event()
 
