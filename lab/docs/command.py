@@ -90,8 +90,8 @@ def errors() -> str:
         "",
         'The body is OpenAI\'s: `{"error": {"message", "type", "param", "code"}}`; Anthropic\'s clients read the',
         '`"type": "error"` next to it. 429 and 503 bring `Retry-After`. Fields of a body that break their own rule are',
-        "400 too, with the field in `param`. Not in this table: messages that are made elsewhere, such as why a node is",
-        "not ready.",
+        "400 too, with the field in `param`. Messages that are made elsewhere, such as the reason for which a node is",
+        "not ready, are missing here.",
         "",
     ]
     lines += ["| status | code | message | from |", "|---|---|---|---|"]
