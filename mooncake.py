@@ -5,7 +5,7 @@
     python mooncake.py --role prefill --port 8000                  the first node of a cluster
     python mooncake.py --role decode  --port 8001 --join HOST:8000
     python mooncake.py --role store   --port 8002 --join HOST:8000
-    python mooncake.py --role store --model none                   a store by itself (cache/store/client.py talks to it)
+    python mooncake.py --role store --model none                   a store by itself (mooncake_client.py talks to it)
     python mooncake.py doctor [--peer HOST:8000]                   what this machine offers, and the path to a peer
     python mooncake.py explain [REQUEST-ID] [--url HOST:8000]      why it (or the last request) went where it went
     python mooncake.py top [--url HOST:8000]                       the cluster as it is now, in the terminal

@@ -28,8 +28,8 @@ from lab.simulator.rivals.table import placements
 from net.user_file import chosen
 from sched.admission import Limits
 from sched.gossip.cells import SUMMARY, Rows, bits_for, cell_of
-from sched.gossip.elsewhere import elsewhere
 from sched.gossip.intents import WORTH_S, Coming, Intents, claimed_depths
+from sched.gossip.other_cells import in_better_cell
 from sched.gossip.record import node_key
 from sched.membership.member import Member
 from sched.placement.arrivals import ArrivalRate
@@ -214,7 +214,7 @@ class Placing:
         if not asked:
             return Decision(policy.place(now, demand, view, matched), view, 0, cell)
         chosen = cell.indices[list(asked)].tolist()
-        for member in elsewhere(self._summaries, self._bits, cell.number, self._members, self.rng):
+        for member in in_better_cell(self._summaries, self._bits, cell.number, self._members, self.rng):
             chosen.append(self.live.index[member.node_id])
         ahead_s = horizon_s(now, demand, view)
         choice = Choice(policy, now, demand, *self._asked(chosen, job, demand, ahead_s))

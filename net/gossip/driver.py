@@ -170,7 +170,7 @@ class Gossip:
         return self.core.table(asyncio.get_running_loop().time())
 
     def elsewhere(self, rng: Rng) -> list[Member]:
-        """Members of other cells whose load this node asks for: see sched/gossip/elsewhere.py."""
+        """Members of other cells whose load this node asks for: see sched/gossip/other_cells.py."""
         return self.core.elsewhere(asyncio.get_running_loop().time(), rng)
 
     @property

@@ -7,7 +7,6 @@ Files:
                      changed slots
     digest_exchange  Anti-entropy of cache digests: a node with an old state gets the missing deltas, or a full copy
                      after a gap
-    elsewhere        Chooses nodes to ask in another cell
     exchange         Anti-entropy of node records by version vector; every packet is self-contained
     holders          Finds the holders of a prefix in the digests of all nodes: the depth of a key chain per node, in
                      microseconds
@@ -15,6 +14,7 @@ Files:
                      computes it once
     load_word        The load word: the 64 bytes in which a node publishes its load, and the counters of claims next
                      to it
+    other_cells      Chooses nodes to ask in another cell
     record           The node record: the load of one node in 92 bytes of fixed layout, one row of a numpy array
     state            The load of all nodes as this node knows it: a table with the newest record of each member,
                      merged packet by packet

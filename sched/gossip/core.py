@@ -10,8 +10,8 @@ import numpy as np
 
 from sched.gossip.cells import CellPlane, Rows, bits_for, cell_of
 from sched.gossip.digest_exchange import DigestExchange
-from sched.gossip.elsewhere import elsewhere
 from sched.gossip.exchange import Exchange
+from sched.gossip.other_cells import in_better_cell
 from sched.gossip.record import RECORD, node_key
 from sched.gossip.state import ClusterView, NodeRecord
 from sched.membership.events import Datagram, Effect, Event, MemberDown, MemberUp, Tick
@@ -63,11 +63,11 @@ class GossipCore:
         return self.view.table(self._clock.at(now))
 
     def elsewhere(self, now: float, rng: Rng) -> list[Member]:
-        """Members of other cells to ask in addition to this cell's; see sched/gossip/elsewhere.py."""
+        """Members of other cells to ask in addition to this cell's; see sched/gossip/other_cells.py."""
         if not self._bits:
             return []
         own = cell_of(node_key(self.view.node_id), self._bits)
-        return elsewhere(self.summaries(now), self._bits, own, self.membership.others(), rng)
+        return in_better_cell(self.summaries(now), self._bits, own, self.membership.others(), rng)
 
     def summaries(self, now: float) -> Rows:
         """Summaries of all cells, including this one; see CellPlane.summaries."""

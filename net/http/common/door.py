@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
+from http import HTTPStatus
 
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
 from net.http.common.errors import from_exception
-from net.http.common.frontend import Overloaded
+from net.http.common.frontend import Overloaded, Unavailable
 from net.http.common.heads import request_id_of
 
 door_key: web.AppKey[Door] = web.AppKey("door")
@@ -71,8 +72,8 @@ def plain(data: bytes) -> Plain | None:
 
 
 class Door:
-    """`check_room(n)` raises Overloaded if there is no room after n others. `paths`: the generating routes.
-    `known(headers)`: whether the client may ask for an answer."""
+    """`check_room(n)` raises Overloaded if there is no room after n others, Unavailable on a node without a model.
+    `paths`: the generating routes. `known(headers)`: whether the client may ask for an answer."""
 
     def __init__(
         self, check_room: Callable[[int], None], paths: Collection[str], known: Callable[[Mapping[str, str]], bool]
@@ -82,7 +83,7 @@ class Door:
         self._inside: set[object] = set()  # connections that were let in, and whose handlers have not begun
 
     def check(self) -> None:
-        """Raises Overloaded if there is no room for one more. For handlers; they begin in the order of `refusal`."""
+        """Raises what `check_room` raises for one more. For handlers; they begin in the order of `refusal`."""
         self._check_room(self.arriving)
 
     def refusal(self, connection: object, data: bytes) -> tuple[Plain, bytes] | None:
@@ -93,7 +94,7 @@ class Door:
             return None
         try:
             self._check_room(self.arriving + len(self._inside))
-        except Overloaded as error:
+        except (Overloaded, Unavailable) as error:
             return head, answer(error, head)
         self._inside.add(connection)
         return None
@@ -103,7 +104,7 @@ class Door:
         self._inside.discard(connection)
 
 
-def answer(error: Overloaded, head: Plain) -> bytes:
+def answer(error: Overloaded | Unavailable, head: Plain) -> bytes:
     """The same as a handler answers."""
     request_id = request_id_of(head.headers)
     refused = from_exception(error, request_id)
@@ -117,4 +118,5 @@ def answer(error: Overloaded, head: Plain) -> bytes:
         "Connection": "close" if head.closes else "keep-alive",
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {refused.status} Too Many Requests\r\n{lines}\r\n".encode() + body
+    status = HTTPStatus(refused.status)
+    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{lines}\r\n".encode() + body

@@ -109,7 +109,7 @@ class Frontend(Protocol):
 
     def check_room(self, arriving: int) -> None:
         """Raises Overloaded if there is no room for one more request after `arriving` others that will call `generate`
-        soon."""
+        soon, and Unavailable if this node has no model."""
         ...
 
     def generate(

@@ -10,6 +10,7 @@ import pytest
 
 from lab.docs import command as gendocs
 from lab.docs import rooms
+from lab.docs.refusals import refusals
 from net.metrics.events import Metrics
 from net.metrics.watched import of_gossip, of_store, of_tiers, of_traces
 
@@ -57,14 +58,21 @@ def test_what_a_room_may_use_comes_from_the_architecture_test(tmp_path):
     )
 
 
-def test_the_reader_of_errors_reads_messages(tmp_path, monkeypatch):
-    monkeypatch.setattr(gendocs, "ROOT", tmp_path)
+def test_the_reader_of_errors_reads_messages(tmp_path):
     (tmp_path / "x.py").write_text(
-        "raise ApiError(401, f'no {key}', code='bad')\nraise UsageError('--x')\n"
-        "raise bad_request(text)\nraise Other('y')"
+        "FULL = 'no room'\nraise ApiError(401, f'no {key}', code='bad')\nraise UsageError('--x')\n"
+        "raise bad_request(text)\nraise Other('y')\nraise Overloaded(FULL, 1.0)\nraise bad_request('z', field, 'odd')\n"
+        "def one():\n    message = 'a' if b else f'{c} d'\n    raise ApiError(503, message)\n"
+        "def other(message):\n    raise ApiError(500, message)\n"
     )
-    rows = list(gendocs._refusals(tmp_path / "x.py"))
-    assert rows == [("api", "401", "`bad`", "no …", "x.py"), ("user", "", "", "--x", "x.py")]
+    assert list(refusals(tmp_path / "x.py", tmp_path)) == [
+        ("401", "`bad`", "no …", "x.py"),
+        ("", "", "--x", "x.py"),
+        ("429", "`overloaded`", "no room", "x.py"),
+        ("400", "`odd`", "z", "x.py"),
+        ("503", "", "a", "x.py"),
+        ("503", "", "… d", "x.py"),
+    ]
 
 
 def series() -> dict[str, set[str]]:

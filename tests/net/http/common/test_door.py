@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from net.http.common.door import Door, plain
-from net.http.common.frontend import Overloaded
+from net.http.common.frontend import Overloaded, Unavailable
 from net.http.common.keys import ApiKeys
 from tests.net.fake_frontend import FakeFrontend, serving
 
@@ -83,6 +83,20 @@ def test_only_known_clients_of_generating_routes_are_refused():
     assert len(body) == int(headers["Content-Length"]) and orjson.loads(body)["error"]["code"] == "overloaded"
     closing = door.refusal("a", request(more=("Connection: Close",)))
     assert closing is not None and closing[0].closes
+
+
+def test_a_node_without_a_model_says_so():
+    """It refuses every request at the door; the connection once ended there without an answer."""
+
+    def check_room(ahead: int) -> None:
+        raise Unavailable("a store without a model", 60.0)
+
+    told = Door(check_room, [PATH], lambda headers: True).refusal("a", request())
+    assert told is not None
+    first, _, rest = told[1].partition(b"\r\n")
+    assert first == b"HTTP/1.1 503 Service Unavailable"
+    assert BytesHeaderParser().parsebytes(rest)["Retry-After"] == "60"
+    assert orjson.loads(rest.partition(b"\r\n\r\n")[2])["error"]["message"] == "a store without a model"
 
 
 @pytest.mark.parametrize("arrived", range(len(BODY) + 1))

@@ -37,7 +37,7 @@ def better_cell(summaries: Rows, own: int, rng: Rng) -> int | None:
     return int(drawn["cell"]) if better else None
 
 
-def elsewhere(summaries: Rows, bits: int, own: int, others: Sequence[Member], rng: Rng) -> list[Member]:
+def in_better_cell(summaries: Rows, bits: int, own: int, others: Sequence[Member], rng: Rng) -> list[Member]:
     """Members of a better cell to ask, ASKED_PER_ROLE for each role. The first `bits` of a node key are its cell; this
     node's cell is `own`. Empty while there is only one cell."""
     if not bits or (cell := better_cell(summaries, own, rng)) is None:

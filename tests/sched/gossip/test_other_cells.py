@@ -9,7 +9,13 @@ from hypothesis import given, seed
 from hypothesis import strategies as st
 
 from sched.gossip.cells import SUMMARY, cell_of
-from sched.gossip.elsewhere import ASKED_PER_ROLE, LEAST_DIFFERENCE_S, LEAST_DIFFERENCE_SHARE, better_cell, elsewhere
+from sched.gossip.other_cells import (
+    ASKED_PER_ROLE,
+    LEAST_DIFFERENCE_S,
+    LEAST_DIFFERENCE_SHARE,
+    better_cell,
+    in_better_cell,
+)
 from sched.gossip.record import node_key
 from sched.membership.member import Member, Status
 
@@ -46,10 +52,10 @@ def test_nodes_of_both_roles_that_live_there_are_drawn():
     gone = [Member(m.node_id + "x", ("h", 1), roles=m.roles, status=Status.SUSPECT) for m in members]
     for number in range(20):
         rows = summaries([9.0] + [0.5] * 7)
-        asked = elsewhere(rows, 3, 0, members + gone, random.Random(number))
+        asked = in_better_cell(rows, 3, 0, members + gone, random.Random(number))
         cells = {cell_of(node_key(member.node_id), 3) for member in asked}
         assert len(cells) == 1 and 0 not in cells
         assert all(member.status is Status.ALIVE for member in asked)
         for role in ("prefill", "decode"):
             assert ASKED_PER_ROLE <= sum(role in member.roles for member in asked) <= 2 * ASKED_PER_ROLE
-    assert elsewhere(rows, 0, 0, members, random.Random(0)) == []
+    assert in_better_cell(rows, 0, 0, members, random.Random(0)) == []
