@@ -16,9 +16,10 @@ from sched.membership.member import Member
 
 def leaving(sites: dict[str, str], me: str, role: str) -> Leaving:
     """The end of node `me`. sites: of the nodes, all with this role."""
-    members = [Member(name, ("h", 1), roles=(role,), info={"site": site} if site else {}) for name, site in sites.items()]
+    info = {name: {"site": site} if site else {} for name, site in sites.items()}
+    nodes = {name: Member(name, ("h", 1), roles=(role,), info=told) for name, told in info.items()}
     records = dict.fromkeys(sites, NodeRecord(blocks_total=10))
-    gossip: Any = SimpleNamespace(me=next(one for one in members if one.node_id == me), members=members, records=records)
+    gossip: Any = SimpleNamespace(me=nodes[me], members=[*nodes.values()], records=records)
     serving: Any = SimpleNamespace()
     return Leaving(Config(node_id=me, role=role), gossip, serving)
 
