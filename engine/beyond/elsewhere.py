@@ -149,6 +149,7 @@ class Elsewhere:
         leases, begin = list[HeldLease](), 0
         held = HeldBlocks(self, leases, named)
         self._held.add(held)
+        self._keep()  # from now on: several holders that are slow to lend may take longer than the first lease lasts
         try:
             for node, blocks in split.held:
                 first, number, link = split.near + begin, secrets.randbits(53), self._links.get(node)
@@ -164,7 +165,6 @@ class Elsewhere:
         except BaseException:
             held.close()
             raise
-        self._keep()
         return held
 
     async def _lend(self, node: str, body: Lend, keys: Sequence[BlockKey]) -> int:

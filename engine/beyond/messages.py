@@ -72,6 +72,10 @@ class Lend:
     lease: int  # a number of the owner's
     blocks: int
 
+    def __post_init__(self) -> None:
+        if self.blocks < 1:
+            raise ValueError(f"{self.blocks} blocks are no room")
+
 
 @dataclass(frozen=True, slots=True)
 class Lent:

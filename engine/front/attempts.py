@@ -91,8 +91,9 @@ class Attempts:
     # --- beginning
 
     async def adopt(self, flight: Flight) -> bool:
-        """Continue an attempt whose acceptor was lost. Returns False if no decode node keeps one."""
-        if not await self._adoption.adopt(flight, self._placer.decode_nodes()):
+        """Continue an attempt whose acceptor was lost. Returns False if no decode node keeps one. What runs at another
+        site for a bound tenant stays there."""
+        if not await self._adoption.adopt(flight, self._placer.decode_nodes(flight.site_bound)):
             return False
         flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight

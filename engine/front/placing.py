@@ -28,6 +28,7 @@ from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
 from engine.handoff.leading import leading_run
 from engine.sites.finder import RETRY_S, SiteFinder, Wanted
+from engine.sites.members import mates
 from engine.step.request import Request
 from net.loop.tasks import spawn
 from sched.admission import retry_after_s
@@ -263,9 +264,9 @@ class Placer:
         retry_s = retry_after_s((int(waiting), float(work_s)) for waiting, work_s in queues)
         return max(1, nodes) * (view.max_waiting + 1), retry_s
 
-    def decode_nodes(self) -> list[str]:
-        """Decode nodes that gossip considers alive."""
-        members = self._gossip.members
+    def decode_nodes(self, site_bound: bool = False) -> list[str]:
+        """Decode nodes that gossip considers alive; site_bound: only those of this site."""
+        members = mates(self._gossip) if site_bound else self._gossip.members
         return [m.node_id for m in members if m.status is Status.ALIVE and "decode" in m.roles]
 
     def missing_role(self) -> str:

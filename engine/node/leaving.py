@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.config.config import Config
 from engine.node.parts import Serving
+from engine.sites.members import mates
 from net.gossip.driver import Gossip
 from net.http.common.frontend import Refused
 from sched.gossip.load_word import CLOSED
@@ -37,12 +38,14 @@ class Leaving:
         self._deadline: float | None = None  # time.monotonic(), set by `run`
 
     def ask(self, timeout_s: float | None, grace_s: float, force: bool) -> None:
-        """Make this node leave; idempotent. Raises Refused for the last node of a role unless `force`."""
+        """Make this node leave; idempotent. Raises Refused for the last node of a role, at its site, unless
+        `force`."""
         if self.asked.is_set():
             return
         if not force and (role := self._sole_role()) is not None:
+            where = f"site {site}" if (site := self._gossip.me.site) else "the cluster"
             raise Refused(
-                f"no other node of the cluster has role {role}: requests would be refused; start one, or force it"
+                f"no other node of {where} has role {role}: requests would be refused; start one, or force it"
             )
         self._timeout_s = self._timeout_s if timeout_s is None else timeout_s
         self._grace_s = grace_s
@@ -97,11 +100,12 @@ class Leaving:
             await self._serving.acceptor.drain(timeout_s)
 
     def _sole_role(self) -> str | None:
+        """A role that no other node of this site has: a site that lacks one takes no request."""
         gossip, me = self._gossip, self._node_id
         records = gossip.records
         staying = [
             member
-            for member in gossip.members
+            for member in mates(gossip)
             if member.status is Status.ALIVE
             and member.node_id != me
             and member.node_id in records

@@ -1,5 +1,5 @@
 """The shell of sched/role_change.py: reads the gossiped records every few seconds and sets the engine's role. With
---first-role."""
+--first-role. Nodes of other sites do not count: a site that lacks a role takes no request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import logging
 
 from engine.core.engine_load import EngineLoad
+from engine.sites.members import mates
 from net.gossip.driver import Gossip
 from net.loop.tasks import keep
 from sched.gossip.load_word import ROLE_BITS
@@ -44,7 +45,7 @@ class RoleChanges:
             records = self._gossip.records
             nodes = [
                 seen(member, records[member.node_id])
-                for member in self._gossip.members
+                for member in mates(self._gossip)
                 if member.status is Status.ALIVE and member.node_id in records and BOTH & set(member.roles)
             ]
             does = self._controller.step(asyncio.get_running_loop().time(), nodes)

@@ -16,11 +16,13 @@ from attention.parts import Parts, attend_part
 from cache.arena import checksum
 from engine.beyond import elsewhere as asking_side
 from engine.beyond import held as asked_blocks
+from engine.beyond import messages
 from engine.beyond.elsewhere import Elsewhere, NoRoomElsewhere
 from engine.beyond.held import HeldBlocks
 from engine.beyond.lodged import Done, RequestRoom
 from engine.step.cold import Cold, PartLate, PartLost
 from net.channel.channel import Channel
+from net.errors import RemoteError
 from sched.beyond import ColdSteps
 from sched.elsewhere import Job, Own, soon_s
 from sched.membership.member import Member
@@ -284,6 +286,46 @@ async def test_a_full_holder_refuses_with_the_arithmetic():
             await ours.lodge(job(11), NOTHING, (), named=False)
         assert error.value.lent == 10
         held.close()
+
+
+async def test_a_holder_that_is_slow_to_lend_costs_no_lease_of_another_one(monkeypatch):
+    """The second one lends only when the first has heard that its lease is needed further on."""
+    monkeypatch.setattr(asking_side, "LEASE_S", 0.03)
+    numbers, kept = dict[str, int](), asyncio.Event()
+
+    class Peers:
+        node_id = "owner"
+
+        async def call(self, node, kind, body, data=(), timeout_s=0.0):
+            if kind == messages.OFFER:
+                return {"blocks": 4, "bytes_per_s": 1e9}, memoryview(b"")
+            numbers[node] = body["lease"]
+            if len(numbers) == 2:
+                async with asyncio.timeout(timeout_s):
+                    await kept.wait()
+            return {"found": 0}, memoryview(b"")
+
+        def post(self, node, kind, body):
+            if kind == messages.KEEP and len(numbers) == 2 and body["leases"] == [numbers[node]]:
+                kept.set()
+
+        def on_lost(self, callback):
+            pass
+
+    ours = asking(Peers(), "one", "two")
+    split, held = await ours.lodge(job(8), NOTHING, (), named=False)
+    assert split.num_held == 8 and len(numbers) == 2
+    held.close()
+    ours.close()
+
+
+async def test_no_room_is_lent_for_less_than_a_block():
+    async with neighbours() as (ours, holder, _, _):
+        for blocks in (0, -5):
+            with pytest.raises(RemoteError, match=f"{blocks} blocks are no room"):
+                body = {"lease": 1, "blocks": blocks}
+                await ours.channel.call("holder", messages.LEND, body, [key_of(1)])
+        assert holder.leases.left == holder.leases.most
 
 
 async def test_a_block_that_arrives_damaged_or_out_of_turn_is_not_computed_with():

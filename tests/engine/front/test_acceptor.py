@@ -89,7 +89,7 @@ class Nodes:
     def room(self) -> tuple[int, float]:
         return self.places, 2.0
 
-    def decode_nodes(self) -> list[str]:
+    def decode_nodes(self, site_bound: bool = False) -> list[str]:
         return []
 
     async def release(self, placed: Placed) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
+from engine.front.attempts import Attempts
 from engine.front.claiming.claims import Claims
 from engine.front.declined import no_placement, turned_away
 from engine.front.known import with_silent
@@ -22,6 +23,7 @@ from engine.front.placement_policy import placement_policy
 from engine.front.placing import Placer
 from engine.handoff.messages import Promise
 from engine.handoff.own_load import OwnLoad
+from engine.sampling.params import SamplingParams
 from engine.sites.finder import SiteFinder
 from net.channel.channel import RemoteError
 from net.gossip.load_words import Claim
@@ -286,7 +288,7 @@ class AtSites(Placer):
         self._measuring, self._closed = None, False
         self.down: list[Callable[[Member, str], None]] = []
         here = [self.member("a1", "a")]
-        self._gossip = SimpleNamespace(members=here, on_up=self.up.append, on_down=self.down.append)
+        self._gossip = SimpleNamespace(me=here[0], members=here, on_up=self.up.append, on_down=self.down.append)
         self._sites = SiteFinder("a", lambda member: self.asked.append(member.node_id))
 
     @staticmethod
@@ -323,6 +325,29 @@ async def test_the_distance_of_a_site_is_measured_when_it_comes_and_not_when_the
     ended = placer._measuring
     placer.join(placer.member("d1", "d"))
     assert placer._measuring is ended, "this node ends"
+
+
+async def test_a_request_of_a_bound_tenant_is_not_taken_over_from_another_site():
+    """Its acceptor was lost, and its client has come to an acceptor here."""
+    placer = AtSites()
+    for name, site in (("here", "a"), ("there", "b")):
+        placer._gossip.members.append(placer.member(name, site))
+    everyone = [one.node_id for one in placer._gossip.members]
+    asked = list[str]()
+
+    async def call(node: str, *_: object, **options: object) -> None:
+        asked.append(node)
+        raise RemoteError("not here", "unknown")
+
+    channel = SimpleNamespace(call=call, handle=lambda *_: None, on_lost=lambda _: None, on_closed=lambda _: None)
+    attempts = Attempts(channel, placer, SimpleNamespace())
+    for bound, nodes in ((False, everyone), (True, [name for name in everyone if name != "there"])):
+        asked.clear()
+        flight = SimpleNamespace(
+            request_id="r", root=bytes(16), token_ids=[1], sampling=SamplingParams(), site_bound=bound
+        )
+        assert not await attempts.adopt(flight)
+        assert asked == nodes
 
 
 def test_a_load_from_ssd_tells_nothing_about_the_way():

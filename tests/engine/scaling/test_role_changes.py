@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from sched.gossip.record import NodeRecord
 from sched.membership.member import Member
 from sched.role_change import BOTH
 from sched.role_ratio import role_policies
+from tests.net.peers import until
 
 ROLES = ("prefill", "decode", "store")
 
@@ -64,3 +66,34 @@ async def test_with_much_to_prefill_one_of_the_nodes_that_decode_changes_over(po
         for shell in shells:
             await shell.close()
     assert loads["p"].does == {"prefill"}
+
+
+async def test_a_busy_site_takes_no_role_from_another_one():
+    """Two nodes at each site, and much to prefill at one: neither site can spare the only node that decodes there."""
+    begins = {"wp": "prefill", "wd": "decode", "ep": "prefill", "ed": "decode"}
+    members = [
+        Member(name, ("h", 1), roles=ROLES, info={"first_role": [role], "site": name[0]})
+        for name, role in begins.items()
+    ]
+    looks = Counter[str]()
+
+    class Records(dict):
+        def __init__(self, me: str) -> None:
+            super().__init__({name: record(9.0 * (name[0] == "w"), role) for name, role in begins.items()})
+            looks[me] += 1
+
+    class Gossip(SimpleNamespace):
+        @property
+        def records(self) -> Records:
+            return Records(self.me.node_id)
+
+    loads = {name: SimpleNamespace(does=frozenset({role})) for name, role in begins.items()}
+    shells = [RoleChanges(Gossip(me=me, members=members), loads[me.node_id], 0.001) for me in members]
+    for shell in shells:
+        shell.start()
+    try:
+        await until(lambda: all(looks[name] > 50 for name in begins))  # a change is wanted for 1 ms, by 4 looks
+    finally:
+        for shell in shells:
+            await shell.close()
+    assert {name: set(load.does) for name, load in loads.items()} == {name: {role} for name, role in begins.items()}
