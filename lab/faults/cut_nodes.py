@@ -29,6 +29,7 @@ from lab.faults.checks import form, pause_rows
 from lab.faults.client import ALL, Body, Load, Stream
 from lab.faults.networks.namespaces import Namespaces, Way
 from lab.faults.runner import Run, Scenario, run
+from lab.faults.soak.turns import kind_of
 from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
@@ -56,6 +57,21 @@ def add_flags(parser: ArgumentParser) -> None:
         "--cut-s", type=above_zero, default=8.0, help="least length of a cut, which waits for a new request"
     )
     parser.add_argument("--net", default="local", choices=("local", "lan"), help="timing of the nodes' gossip")
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError or UsageError for cases that the nodes do not have."""
+    names = [name for name, _ in parse_nodes(args.nodes)]
+    if missing := [door for door in (DOOR, OTHER_DOOR) if door not in names]:
+        raise ValueError(f"--nodes {args.nodes}: clients talk to {missing[0]}, which is missing")
+    for case in args.cases.split(","):
+        role, _, way = case.partition(":")
+        if way not in WAYS:
+            raise ValueError(f"--cases {case!r}: write ROLE:WAY, where WAY is one of {', '.join(WAYS)}")
+        if role not in FIXED and not any(kind_of(name) == role for name in names):
+            raise ValueError(f"--cases {case!r}: no node of --nodes {args.nodes} has the role {role!r} only")
+    if args.tokens < 2:
+        raise ValueError(f"--tokens {args.tokens}: a cut must hit running streams, so at least 2")
 
 
 def play(this: Run) -> None:
@@ -101,7 +117,7 @@ async def _cut(
         await load.until(lambda: load.with_tokens(args.tokens // 3) >= len(bodies) / 2)
         victim = FIXED[role] if role in FIXED else await asyncio.to_thread(busiest, cluster, role)
         # Those streams may have ended during the search for the busiest node; the cut must hit running streams.
-        await load.until(lambda: any(0 < len(one.tokens) < args.tokens // 2 for one in load.streams))
+        await load.until(lambda: load.under_way(args.tokens // 2) > 0)
         network.cut(victim, way)
         cut_at = time.monotonic()
         await asyncio.sleep(args.cut_s)
@@ -120,6 +136,7 @@ main = partial(
         __doc__,
         add_flags,
         play,
+        check=check,
         quick={"nodes": QUICK_NODES, "cases": "mixed:both", "cut_s": 4.0, "streams": 4, "tokens": 80},
     ),
 )
