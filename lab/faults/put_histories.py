@@ -66,6 +66,7 @@ class Client:
             env=os.environ | {"MOONCAKE_API_KEY": API_KEY},
         )
         if self._line() != "open\n":
+            self.close()
             raise RuntimeError(f"the client of {name} did not start")
 
     def begin(self, puts: Sequence[int], gets: Sequence[int]) -> None:

@@ -178,8 +178,11 @@ def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[Tr
 def compare(
     live: dict[str, Any], config: SimConfig, model: StepModel, rows: Sequence[TraceRow]
 ) -> tuple[list[Compared], dict[str, Any]]:
-    """Returns the rows of the table and the simulated figures."""
+    """Returns the rows of the table and the simulated figures. Raises ValueError for a metric that no request has."""
     simulated, _ = simulate(config, model, rows)
+    for name, figure, *_ in METRICS:
+        if live[figure] is None or simulated[figure] is None:
+            raise ValueError(f"no request has a {name}, so nothing is validated: answers need two tokens, see --answer")
     bare, _ = simulate(replace(config, contention=0.0), replace(model, front_s=0.0, handover_s=0.0), rows)
     made = []
     for name, figure, part, goal in METRICS:

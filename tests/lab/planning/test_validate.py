@@ -57,6 +57,14 @@ def test_no_request_of_a_trace_is_measured_and_fitted_to(tmp_path):
     assert len(fitted) == len(measured) == 10 and not blocks[0] & blocks[1]
 
 
+def test_answers_of_one_token_validate_no_time_between_tokens(monkeypatch):
+    """The refusal is a line; the run before it is not lost to a traceback."""
+    figures = {figure: None if figure == "tbt_s" else {"mean": 1.0} for _, figure, *_ in validate.METRICS}
+    monkeypatch.setattr(validate, "simulate", lambda *_: (figures, None))
+    with pytest.raises(ValueError, match=r"TPOT mean.*--answer"):
+        validate.compare(figures, None, None, [])
+
+
 def test_prefixes_from_both_tiers_of_a_store(tmp_path, capsys, monkeypatch):
     """An arena and a DRAM that hold a few prompts. Errors are those of a loaded machine: only what nodes fetched
     counts. They always fetch; the simulated ones may find that this small model computes sooner."""
