@@ -12,6 +12,8 @@
 | some_of_all | above 0, at most 1 |
 | part | above 0, below 1 |
 | percent | above 0, below 100 |
+| names_of(...) | some of these names, joined by commas |
+| file_to_write | a path that is a file, or can become one |
 """
 
 from __future__ import annotations

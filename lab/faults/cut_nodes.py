@@ -29,7 +29,6 @@ from lab.faults.checks import form, pause_rows
 from lab.faults.client import ALL, Body, Load, Stream
 from lab.faults.networks.namespaces import Namespaces, Way
 from lab.faults.runner import Run, Scenario, run
-from lab.faults.soak.turns import kind_of
 from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
@@ -68,7 +67,7 @@ def check(args: Namespace) -> None:
         role, _, way = case.partition(":")
         if way not in WAYS:
             raise ValueError(f"--cases {case!r}: write ROLE:WAY, where WAY is one of {', '.join(WAYS)}")
-        if role not in FIXED and not any(kind_of(name) == role for name in names):
+        if role not in FIXED and not any(name.rpartition("-")[0] == role for name in names):
             raise ValueError(f"--cases {case!r}: no node of --nodes {args.nodes} has the role {role!r} only")
     if args.tokens < 2:
         raise ValueError(f"--tokens {args.tokens}: a cut must hit running streams, so at least 2")

@@ -69,8 +69,6 @@ def pair(text: str) -> tuple[float, float]:
 
 def load(args: Namespace) -> tuple[str, Load]:
     """(origin of the requests, the load). Raises OSError, ValueError."""
-    if args.trace and args.prompt:
-        raise ValueError("--prompt draws the requests and --trace reads them: give one of the two")
     if args.hit_rate and args.pool_blocks:
         raise ValueError("--hit-rate says what is found and --pool-blocks finds it: give one of the two")
     name, rows = _rows(args)
@@ -81,6 +79,8 @@ def _rows(args: Namespace) -> tuple[str, list[TraceRow]]:
     if args.prompt:
         if not args.rate > 0:
             raise ValueError("--prompt needs --rate")
+        if args.trace:
+            raise ValueError("--prompt draws the requests and --trace reads them: give one of the two")
         return "lognormal lengths", drawn(args.seed, 4000, args.prompt, args.answer, args.rate)
     path = Path(args.trace) if args.trace else find_trace("conversation")
     if path is None:
