@@ -66,11 +66,11 @@ def _state(cluster: LocalCluster, name: str, url: str) -> tuple[str, dict[str, A
 
 
 def _leased(name: str, state: dict[str, Any] | str) -> list[str]:
-    """Slots of the node's share that somebody reads or writes. Pinned ones are held for their values."""
+    """Slots of the node's share that somebody reads or writes. Pinned ones are held for their values, or are on SSD."""
     if isinstance(state, str) or state["store"] is None:
         return []
     dram = state["store"]["dram"]
-    held = {"held": dram["held"] - dram["pinned"], "reserved": dram["reserved"]}
+    held = {"held": max(0, dram["held"] - dram["pinned"]), "reserved": dram["reserved"]}
     return [f"{name}: {count} slots of its share are still {what}" for what, count in held.items() if count]
 
 
