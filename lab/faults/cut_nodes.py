@@ -16,6 +16,7 @@ failed, 3 if network namespaces are not available, with the reason.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ FIXED = {"store": OTHER_DOOR, "acceptor": DOOR}
 
 CASES = "decode:both,prefill:both,store:both,acceptor:both,decode:in,decode:out,prefill:in,prefill:out"
 WAYS = {"both": "cut off", "in": "hears nobody", "out": "is heard by nobody"}
+CONNECT_S = 1.0
 OF_A_LOST_ACCEPTOR = aiohttp.ClientTimeout(total=ALL.total, sock_read=3.0, sock_connect=0.5)
 """A client treats a node that may be cut off as lost after this long without a token, or without a connection."""
 
@@ -106,6 +108,16 @@ def busiest(cluster: LocalCluster, role: str) -> str:
     return max(names, key=lambda name: loads[name]["running"] + loads[name]["waiting"])
 
 
+def reachable(url: str) -> bool:
+    """Whether a connection to this node opens. This process, too, is on the other side of a cut."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 async def _cut(
     args: Namespace, cluster: LocalCluster, network: Namespaces, bodies: Sequence[Body], role: str, way: Way
 ) -> tuple[Load, float, float]:
@@ -119,7 +131,9 @@ async def _cut(
         await load.until(lambda: load.under_way(args.tokens // 2) > 0)
         network.cut(victim, way)
         cut_at = time.monotonic()
-        await asyncio.sleep(args.cut_s)
+        if await asyncio.to_thread(reachable, cluster[victim].url):
+            raise RuntimeError(f"{victim} is cut off, and can still be reached")
+        await asyncio.sleep(max(0.0, args.cut_s - (time.monotonic() - cut_at)))
         # The cut must also hit new requests.
         await load.until(lambda: any(one.begun > cut_at for one in load.streams))
         network.heal(victim)

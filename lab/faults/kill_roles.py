@@ -7,10 +7,11 @@
     python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
 
 For each role in turn, streams start, and once half of them have a third of their tokens the node is killed. 'acceptor'
-is the clients' node: they reconnect to another one with the request's id and the number of tokens they have. Every
-stream must return exactly the tokens of the undisturbed run, and afterwards every node's books must be balanced with
-nothing held. The memory of a process that lives on must not grow from role to role. Then the node restarts for the next
-role; with --shape single it restarts by the same command, and requests wait for it. Exit code 1 if a check failed.
+is the clients' node: they reconnect to another one with the request's id and the number of tokens they have. If all
+streams have ended before that, others start: a node dies only while streams run. Every stream must return exactly the
+tokens of the undisturbed run, and afterwards every node's books must be balanced with nothing held. The memory of a
+process that lives on must not grow from role to role. Then the node restarts for the next role; with --shape single it
+restarts by the same command, and requests wait for it. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
