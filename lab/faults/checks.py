@@ -44,7 +44,7 @@ def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]
 
 
 def settle(cluster: LocalCluster) -> list[str]:
-    """Wait until no living node holds anything for a request, and no share of the pool a slot for a lease; returns the
+    """Wait until no living node holds anything for a request, and no share of the pool a slot for a lease. Returns the
     faults if that does not happen."""
     begin = time.monotonic()
     while True:
