@@ -12,6 +12,8 @@
 | some_of_all | above 0, at most 1 |
 | part | above 0, below 1 |
 | percent | above 0, below 100 |
+| names_of(...) | some of these names, joined by commas |
+| file_to_write | a path that is a file, or can become one |
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from pathlib import Path
 
 MOST = 2**63 - 1  # of a whole number: more fits no counter
 LAST_PORT = 65_535
@@ -62,6 +65,28 @@ def part(text: str) -> float:
 
 def percent(text: str) -> float:
     return _number(text, lambda value: 0 < value < 100, "a number above 0 and below 100")
+
+
+def names_of(*known: str) -> Callable[[str], str]:
+    """A type for names joined by commas, each of which must be one of `known`; the value is the text."""
+
+    def names(text: str) -> str:
+        for name in text.split(","):
+            if name not in known:
+                raise ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return text
+
+    return names
+
+
+def file_to_write(text: str) -> Path:
+    """The path. Refuses one that cannot become a file: it is found out before the run whose result it is for."""
+    path = Path(text)
+    if path.is_dir():
+        raise ArgumentTypeError(f"must be a file, got {text!r}, which is a directory")
+    if not (above := next(one for one in path.parents if one.exists())).is_dir():
+        raise ArgumentTypeError(f"must be in a directory, got {text!r}, but {above} is none")
+    return path
 
 
 def _whole(text: str, least: int, most: int, wanted: str) -> int:

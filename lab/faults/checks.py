@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from cache.protocol import Deadlines
 from lab.bench.common.results import Row
 from lab.faults.client import Stream
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
 SETTLE_S = 30.0
+LEASED_S = Deadlines().lease_s + 15.0
+"""A lease whose holder has vanished ends by its deadline."""
+
 FORM_S = 60.0
 GOAL_S = 2.0
 """Longest pause of a stream at the 99th percentile (reference/scheduling.md, G9)."""
@@ -30,6 +35,8 @@ def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]
     for number, (calm, disturbed) in enumerate(zip(expected, streams, strict=True)):
         if disturbed.error:
             found.append(f"{case}: stream {number} failed: {disturbed.error}")
+        elif not disturbed.tokens:
+            found.append(f"{case}: stream {number} has no token")
         elif disturbed.tokens != calm.tokens:
             same = next((i for i, (a, b) in enumerate(zip(calm.tokens, disturbed.tokens, strict=False)) if a != b), -1)
             found.append(f"{case}: stream {number} differs from token {same} on ({len(disturbed.tokens)} tokens)")
@@ -37,20 +44,40 @@ def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]
 
 
 def settle(cluster: LocalCluster) -> list[str]:
-    """Wait until no living node holds anything for a request; returns the faults if that does not happen."""
-    deadline = time.monotonic() + SETTLE_S
+    """Wait until no living node holds anything for a request, and no share of the pool a slot for a lease. Returns the
+    faults if that does not happen."""
+    begin = time.monotonic()
     while True:
-        wrong = [text for node in cluster.nodes if node.alive for text in _held(cluster, node.name, node.url)]
-        if not wrong or time.monotonic() > deadline:
-            return wrong
+        states = [_state(cluster, node.name, node.url) for node in cluster.nodes if node.alive]
+        wrong = [text for name, state in states for text in _held(name, state)]
+        leased = [text for name, state in states for text in _leased(name, state)]
+        waited_s = time.monotonic() - begin
+        if (wrong and waited_s > SETTLE_S) or waited_s > LEASED_S or not wrong + leased:
+            return wrong + leased
         time.sleep(0.2)
 
 
-def _held(cluster: LocalCluster, name: str, url: str) -> list[str]:
+def _state(cluster: LocalCluster, name: str, url: str) -> tuple[str, dict[str, Any] | str]:
+    """(name of the node, its state or why it does not tell it)"""
     try:
-        engine = rest.get(f"{url}/debug/state", cluster.api_key)["engine"]
+        return name, dict(rest.get(f"{url}/debug/state", cluster.api_key))
     except rest.RestError as error:
-        return [f"{name} does not answer: {error}"]
+        return name, str(error)
+
+
+def _leased(name: str, state: dict[str, Any] | str) -> list[str]:
+    """Slots of the node's share that somebody reads or writes. Pinned ones are held for their values, or are on SSD."""
+    if isinstance(state, str) or state["store"] is None:
+        return []
+    dram = state["store"]["dram"]
+    held = {"held": max(0, dram["held"] - dram["pinned"]), "reserved": dram["reserved"]}
+    return [f"{name}: {count} slots of its share are still {what}" for what, count in held.items() if count]
+
+
+def _held(name: str, state: dict[str, Any] | str) -> list[str]:
+    if isinstance(state, str):
+        return [f"{name} does not answer: {state}"]
+    engine = state["engine"]
     if engine is None:
         return []
     books = [] if engine["integrity"] is None else [f"{name}: {engine['integrity']}"]

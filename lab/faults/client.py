@@ -17,6 +17,9 @@ RECONNECTS = 10
 PAUSE_S = 0.05
 REFUSED_S = 0.5
 REQUEST_S = 180.0
+STALLED_S = 2 * REQUEST_S
+"""A load that has got no token for so long will not get what is waited for."""
+
 ALL = aiohttp.ClientTimeout(total=REQUEST_S)
 
 Body = dict[str, Any]
@@ -72,7 +75,7 @@ class Load:
     once      each client sends one request
     salted    salts make every prompt miss the caches
     insists   a request that is refused before its first token, as the API may while a role is missing, is counted and
-              sent again
+              sent again. It may change meanwhile: what counts is its value when the request begins
     in_turn   request n goes only to door n, modulo their number, like from a balancer: a broken connection is an
               error. `doors` may change meanwhile
     """
@@ -113,8 +116,15 @@ class Load:
         return [one for _, one in self.requests]
 
     async def until(self, due: Callable[[], bool]) -> None:
-        """Wait until `due()`, or until all clients have ended."""
-        while not due() and not all(task.done() for task in self._tasks):  # noqa: ASYNC110 - no event for this
+        """Wait until `due()`, or until all clients have ended. Raises TimeoutError if no token comes for STALLED_S."""
+        count, since = -1, time.monotonic()
+        while not due() and not all(task.done() for task in self._tasks):
+            now, before = time.monotonic(), count
+            count = sum(len(one.tokens) for one in self.streams)
+            if count != before:
+                since = now
+            elif now - since > STALLED_S:
+                raise TimeoutError(f"no request has got a token for {STALLED_S:g} s")
             await asyncio.sleep(0.005)
 
     def with_tokens(self, least: int) -> int:
@@ -142,9 +152,10 @@ class Load:
         if self.in_turn:
             doors, attempts = [doors[len(self.requests) % len(doors)]], 1
         self.requests.append((body, one))
+        insists = self.insists
         salt = {"cache_salt": request_id} if self.salted else {}
         await stream(self._session, doors, self.given[body] | salt, request_id, one, attempts)
-        if self.insists and not one.tokens and one.error.startswith(("503:", "429:")):
+        if insists and not one.tokens and one.error.startswith(("503:", "429:")):
             self.refused += 1
             self.requests = [pair for pair in self.requests if pair[1] is not one]
         return one

@@ -16,6 +16,7 @@ failed, 3 if network namespaces are not available, with the reason.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ FIXED = {"store": OTHER_DOOR, "acceptor": DOOR}
 
 CASES = "decode:both,prefill:both,store:both,acceptor:both,decode:in,decode:out,prefill:in,prefill:out"
 WAYS = {"both": "cut off", "in": "hears nobody", "out": "is heard by nobody"}
+CONNECT_S = 1.0
 OF_A_LOST_ACCEPTOR = aiohttp.ClientTimeout(total=ALL.total, sock_read=3.0, sock_connect=0.5)
 """A client treats a node that may be cut off as lost after this long without a token, or without a connection."""
 
@@ -56,6 +58,21 @@ def add_flags(parser: ArgumentParser) -> None:
         "--cut-s", type=above_zero, default=8.0, help="least length of a cut, which waits for a new request"
     )
     parser.add_argument("--net", default="local", choices=("local", "lan"), help="timing of the nodes' gossip")
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError or UsageError for cases that the nodes do not have."""
+    names = [name for name, _ in parse_nodes(args.nodes)]
+    if missing := [door for door in (DOOR, OTHER_DOOR) if door not in names]:
+        raise ValueError(f"--nodes {args.nodes}: clients talk to {missing[0]}, which is missing")
+    for case in args.cases.split(","):
+        role, _, way = case.partition(":")
+        if way not in WAYS:
+            raise ValueError(f"--cases {case!r}: write ROLE:WAY, where WAY is one of {', '.join(WAYS)}")
+        if role not in FIXED and not any(name.rpartition("-")[0] == role for name in names):
+            raise ValueError(f"--cases {case!r}: no node of --nodes {args.nodes} has the role {role!r} only")
+    if args.tokens < 2:
+        raise ValueError(f"--tokens {args.tokens}: a cut must hit running streams, so at least 2")
 
 
 def play(this: Run) -> None:
@@ -91,6 +108,16 @@ def busiest(cluster: LocalCluster, role: str) -> str:
     return max(names, key=lambda name: loads[name]["running"] + loads[name]["waiting"])
 
 
+def reachable(url: str) -> bool:
+    """Whether a connection to this node opens. This process, too, is on the other side of a cut."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 async def _cut(
     args: Namespace, cluster: LocalCluster, network: Namespaces, bodies: Sequence[Body], role: str, way: Way
 ) -> tuple[Load, float, float]:
@@ -101,10 +128,12 @@ async def _cut(
         await load.until(lambda: load.with_tokens(args.tokens // 3) >= len(bodies) / 2)
         victim = FIXED[role] if role in FIXED else await asyncio.to_thread(busiest, cluster, role)
         # Those streams may have ended during the search for the busiest node; the cut must hit running streams.
-        await load.until(lambda: any(0 < len(one.tokens) < args.tokens // 2 for one in load.streams))
+        await load.until(lambda: load.under_way(args.tokens // 2) > 0)
         network.cut(victim, way)
         cut_at = time.monotonic()
-        await asyncio.sleep(args.cut_s)
+        if await asyncio.to_thread(reachable, cluster[victim].url):
+            raise RuntimeError(f"{victim} is cut off, and can still be reached")
+        await asyncio.sleep(max(0.0, args.cut_s - (time.monotonic() - cut_at)))
         # The cut must also hit new requests.
         await load.until(lambda: any(one.begun > cut_at for one in load.streams))
         network.heal(victim)
@@ -120,6 +149,7 @@ main = partial(
         __doc__,
         add_flags,
         play,
+        check=check,
         quick={"nodes": QUICK_NODES, "cases": "mixed:both", "cut_s": 4.0, "streams": 4, "tokens": 80},
     ),
 )

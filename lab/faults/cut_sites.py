@@ -87,6 +87,8 @@ def add_flags(parser: ArgumentParser) -> None:
 def check(args: Namespace) -> None:
     """Raises ValueError or UsageError unless there are nodes for two sites, and a link to cut in the last cluster."""
     TwoSites.of(args)
+    if args.tokens < 2:
+        raise ValueError(f"--tokens {args.tokens}: the cut must hit running streams, so at least 2")
     if args.modes.split(",")[-1] == ONE:
         raise ValueError(f"--modes {args.modes}: the last one is cut, and {ONE!r} has no link; name another one last")
 

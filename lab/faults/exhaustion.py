@@ -33,12 +33,13 @@ from lab.faults.client import Body, Load
 from lab.faults.faulty_disk import FaultyDisk
 from lab.faults.networks.silent_connections import Address, SilentConnections
 from lab.faults.runner import EMBEDDED, TINY, Run, Scenario, add_model_flag, run
-from lab.flag_types import above_zero, positive
+from lab.flag_types import above_zero, names_of, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
 DOOR = "store-0"
 HALF_A_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+FLOODS = ("control", "http")
 DISK = {"full": ("write ENOSPC", "failing"), "freeze": ("freeze", "stalled")}
 """Case -> (what the disk does wrong, the trouble that the store node must report)."""
 
@@ -52,7 +53,9 @@ SIZES = {TINY: ("4M", "2M", "64M"), EMBEDDED: ("320M", "64M", "2G")}
 
 def add_flags(parser: ArgumentParser) -> None:
     add_model_flag(parser, EMBEDDED)
-    parser.add_argument("--cases", default="control,http,full,freeze", help="joined by commas, in this order")
+    parser.add_argument(
+        "--cases", type=names_of(*FLOODS, *DISK), default=",".join((*FLOODS, *DISK)), help="joined by commas, in order"
+    )
     parser.add_argument("--connections", type=positive, default=4200, help="silent connections of a flood")
     parser.add_argument("--fault-s", type=above_zero, default=8.0, help="least length of a fault, seconds")
     parser.add_argument("--clients", type=positive, default=8)
@@ -96,13 +99,16 @@ class Found:
 
 @asynccontextmanager
 async def flood(cluster: LocalCluster, case: str, count: int) -> AsyncIterator[Found]:
-    """Silent connections until the end of the block; then every node must answer /health before they close."""
+    """Silent connections until the end of the block; then all must have been opened, and every node must answer /health
+    before they close."""
     found = Found("silent connections", 0, [])
     nodes = cluster.nodes if case == "control" else [cluster[DOOR]]
     addresses = [node.control if case == "control" else http_address(node.url) for node in nodes]
     greeting = b"" if case == "control" else HALF_A_HEAD
     async with SilentConnections([one for one in addresses if one is not None], count, greeting) as silent:
         yield found
+        if not await asyncio.to_thread(until, lambda: silent.opened >= count):
+            found.wrong.append(f"only {silent.opened} of {count} silent connections could be opened: that is no flood")
         for node in cluster.nodes:
             try:
                 await asyncio.to_thread(rest.get, f"{node.url}/health")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,12 +25,15 @@ from lab.faults.client import Body, Load
 from lab.faults.runner import Run, Scenario, run
 from lab.flag_types import positive
 from lab.launch import rest
-from lab.launch.cluster import LocalCluster
+from lab.launch.cluster import LocalCluster, NodeDied
 
 NODES = "prefill=1,decode=3,store=1"
 DOOR, DECODES = "store-0", ("decode-0", "decode-1", "decode-2")
 DRAIN_S = 60.0
 MAX_ROUNDS = 200
+BEGUN_TOKENS = 8
+"""Of every stream, when a node leaves."""
+
 KILL_AFTER_S = 0.03
 """After the drain has begun: moves are in progress."""
 
@@ -40,6 +43,12 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--streams", type=positive, default=16, help="concurrent requests")
     parser.add_argument("--tokens", type=positive, default=1200, help="output tokens of each request")
     parser.add_argument("--prompt-tokens", type=positive, default=300)
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError for answers that are over before a node leaves."""
+    if args.tokens <= BEGUN_TOKENS:
+        raise ValueError(f"--tokens {args.tokens}: a node leaves after {BEGUN_TOKENS} of them, so give more")
 
 
 def moves_of(url: str, request_id: str) -> list[dict[str, Any]]:
@@ -79,10 +88,10 @@ def play(this: Run) -> None:
 
 async def _drained(cluster: LocalCluster, bodies: Sequence[Body], name: str, dies: str) -> tuple[Load, str, float]:
     """All streams run; when they decode, the busiest decode node leaves. dies: "source" = it is killed while its
-    requests move, "target" = the least busy one is. Returns (the load, the node that left, when it
-    was asked to)."""
+    requests move, "target" = the least busy one is. Returns (the load, the node that left, when it was asked to).
+    Raises NodeDied if that node did not end well, TimeoutError if there is no stream to disturb."""
     async with Load([cluster[DOOR].url], bodies, name, once=True) as load:
-        await load.until(lambda: load.with_tokens(8) == len(bodies))
+        await load.until(lambda: load.with_tokens(BEGUN_TOKENS) == len(bodies))
         by_load = sorted(DECODES, key=lambda node: _running(cluster, node))
         leaver = by_load[-1]
         cluster[leaver].expected_dead = True
@@ -91,8 +100,12 @@ async def _drained(cluster: LocalCluster, bodies: Sequence[Body], name: str, die
         await asyncio.to_thread(rest.post, f"{cluster[leaver].url}/drain", body)
         if dies:
             await asyncio.sleep(KILL_AFTER_S)
+            if not load.under_way(int(bodies[0]["max_tokens"]) - 1):
+                raise TimeoutError(f"all streams had ended before the {dies} could be killed: raise --tokens")
             cluster.kill(leaver if dies == "source" else by_load[0])
-    await asyncio.to_thread(cluster[leaver].process.wait, DRAIN_S)
+    code = await asyncio.to_thread(cluster[leaver].process.wait, DRAIN_S)
+    if code and dies != "source":
+        raise NodeDied(cluster.last_words(cluster[leaver]))
     return load, leaver, asked
 
 
@@ -122,4 +135,4 @@ def _pauses(moves: Sequence[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-main = partial(run, Scenario(__doc__, add_flags, play, quick={"moves": 8, "streams": 6, "tokens": 400}))
+main = partial(run, Scenario(__doc__, add_flags, play, check=check, quick={"moves": 8, "streams": 6, "tokens": 400}))

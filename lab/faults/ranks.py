@@ -5,13 +5,13 @@
 
 One node serves a tiny mixture of experts with --expert-parallel-size 4. First with --expert-replicas 2: every rank but
 the first, in turn, is killed (and started again by the node), then stopped for --stop-s and continued, while clients
-stream. No request may fail, every stream must return exactly the tokens of the undisturbed run, and its longest pause
-may be 2 s at the 99th percentile. Then without copies, once for each rule of --expert-loss, a rank is killed, and
-stopped and continued. With `wait` the same holds except for the pause. With `drop` no request fails; those that did
-without experts say so in usage.dropped_experts, their numbers add up to what the node counted, and the others return
-the tokens of the undisturbed run. With `fail` requests may end with an error that names the rank, and all others return
-their tokens. Other faults come once every rank is back; no rank may be masked without a fault, and nothing may stay
-held.
+stream. No request may fail, and every stream must return exactly the tokens of the undisturbed run; the goal of its
+longest pause, 2 s at the 99th percentile, is a row and no check. Then without copies, once for each rule of
+--expert-loss, a rank is killed, and stopped and continued. With `wait` the same holds, without that goal. With `drop`
+no request fails; those that did without experts say so in usage.dropped_experts, their numbers add up to what the node
+counted, and the others return the tokens of the undisturbed run. With `fail` requests may end with an error that names
+the rank, and all others return their tokens. Other faults come once every rank is back; no rank may be masked without a
+fault, and nothing may stay held.
 
 The other parts are in rank_changes.py. A rank that joins over TCP is cut off: for --stop-s, and until its connection is
 given up. Two ranks join a node of two, one is killed, one stopped and continued, and both leave. Two nodes share 4
@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -41,6 +41,7 @@ KILLED, STOPPED = "killed", "stopped"
 WAIT, DROP, FAIL = "wait", "drop", "fail"
 ALONE = 1
 """The rank that is lost without a copy."""
+LEAST_TOKENS = 3
 NAMED = f"were lost with rank {ALONE} of"
 """What the error of a request says that needed its experts (engine/model/experts/losses.py)."""
 
@@ -52,6 +53,14 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=positive, default=200)
     parser.add_argument("--rounds", type=positive, default=1, help="how often every rank is killed and stopped")
     parser.add_argument("--stop-s", type=above_zero, default=4.0, help="how long a rank is stopped or cut off, seconds")
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError for a node without a rank to lose, and for answers that are over before a third of them."""
+    if args.ranks <= ALONE:
+        raise ValueError(f"--ranks {args.ranks}: the first rank is the node itself, so at least {ALONE + 1}")
+    if args.tokens < LEAST_TOKENS:
+        raise ValueError(f"--tokens {args.tokens}: faults come after a third of them, so at least {LEAST_TOKENS}")
 
 
 def play(this: Run) -> None:
@@ -140,4 +149,13 @@ def by_rule(
     return rows, wrong
 
 
-main = partial(run, Scenario(__doc__, add_flags, play, quick={"ranks": 3, "streams": 4, "tokens": 60, "stop_s": 2.0}))
+main = partial(
+    run,
+    Scenario(
+        __doc__,
+        add_flags,
+        play,
+        check=check,
+        quick={"ranks": 3, "streams": 4, "tokens": 60, "stop_s": 2.0},
+    ),
+)

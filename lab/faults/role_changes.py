@@ -12,7 +12,7 @@ failed, or if no node ever changed.
 from __future__ import annotations
 
 import asyncio
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +56,12 @@ def add_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--phase-s", type=above_zero, default=12.0)
     parser.add_argument("--phases", type=positive, default=3)
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError unless as many nodes can start with one role as with the other."""
+    if args.nodes % 2:
+        raise ValueError(f"--nodes {args.nodes}: half of them start with each role, so give an even number")
 
 
 def play(this: Run) -> None:
@@ -134,4 +140,6 @@ def _does(node: dict[str, Any]) -> str:
     return "+".join(role for role in node["load"]["does"] if role != "store")
 
 
-main = partial(run, Scenario(__doc__, add_flags, play, quick={"hold_ms": 600, "phase_s": 8.0, "phases": 2}))
+main = partial(
+    run, Scenario(__doc__, add_flags, play, check=check, quick={"hold_ms": 600, "phase_s": 8.0, "phases": 2})
+)

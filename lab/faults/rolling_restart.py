@@ -5,9 +5,10 @@
   scripts/faults.py rolling-restart --nodes prefill=2,decode=2,store=1 --model /path/to/Llama
 
 The load is distributed as by a balancer: to nodes in turn, except nodes that are known to leave. Each node is drained
-(POST /drain); when it has ended it restarts and gets requests again. Clients do not retry failed requests; a single
-failure gives exit code 1. Other flags go to every node. The last node of a role cannot be drained, so there must be two
-nodes of each role.
+(POST /drain); when it has ended, with exit code 0, it restarts and gets requests again. Clients do not retry failed
+requests. A single failure, or one token that differs from an undisturbed run, gives exit code 1. Nodes compute in
+float32, so that batches do not change tokens. Other flags go to every node. The last node of a role cannot be drained,
+so there must be two nodes of each role.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lab.faults.client import Body, Load
 from lab.faults.runner import Run, Scenario, run
 from lab.flag_types import positive
 from lab.launch import rest
-from lab.launch.cluster import LocalCluster
+from lab.launch.cluster import LocalCluster, NodeDied
 
 DRAIN_S = 120.0
 KNOWN_S = 20.0  # until all nodes of a new cluster know each other
@@ -42,12 +43,15 @@ def add_flags(parser: ArgumentParser) -> None:
 def play(this: Run) -> None:
     args, case = this.args, "all nodes restarted"
     this.facts = {"benchmark": "rolling_restart", "flags": this.node_flags}
-    with this.cluster(args.nodes, [*(this.tiny() if args.tiny else ()), *this.node_flags]) as cluster:
+    model = this.tiny() if args.tiny else ["--dtype", "float32"]
+    with this.cluster(args.nodes, [*model, *this.node_flags]) as cluster:
         names = [node.name for node in cluster.nodes]
         bodies = this.bodies(cluster, BODIES, PROMPT_TOKENS, args.tokens, args.seed)
+        door = next(node.name for node in cluster.nodes if node.role != "store")
+        calm = this.calm(cluster, door, bodies, args.width)
         load = asyncio.run(restart_all(cluster, bodies, names, args.requests, args.width))
+        this.compare(case, cluster, calm, load)
         failed = failures(load)
-        this.wrong += failed
         this.rows += [
             Row(case, "requests that ended well", "requests", len(load.requests) - len(failed)),
             Row(case, "requests that failed", "requests", len(failed)),
@@ -67,7 +71,8 @@ def failures(load: Load) -> list[str]:
 async def restart_all(
     cluster: LocalCluster, bodies: Sequence[Body], names: Sequence[str], least: int, width: int
 ) -> Load:
-    """Restart every node of `names` once, then continue the load until `least` requests have been sent."""
+    """Restart every node of `names` once, then continue the load until `least` requests have been sent. Raises NodeDied
+    if a node that leaves does not end well."""
     doors = [node.url for node in cluster.nodes if node.role != "store"]
     begun = time.monotonic()
     async with Load(doors, bodies, "rolling", clients=width, salted=True, in_turn=True) as load:
@@ -77,7 +82,8 @@ async def restart_all(
                 doors.remove(node.url)
             node.expected_dead = True
             await drain(node.url)
-            await asyncio.to_thread(node.process.wait, DRAIN_S + 30)
+            if await asyncio.to_thread(node.process.wait, DRAIN_S + 30):
+                raise NodeDied(cluster.last_words(node))
             node = await asyncio.to_thread(cluster.restart, name)
             if node.role != "store":
                 doors.append(node.url)

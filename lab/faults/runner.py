@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,15 +99,19 @@ class Run:
             processes=Processes(env or {}, start_timeout_s=start_timeout_s),
             api_key=key,
         )
-        with made as cluster:
-            yield cluster
-            try:
-                cluster.check()
-            except NodeDied as death:
-                self.wrong.append(str(death))
-            self.settle(cluster)
-            for node in cluster.nodes if len(self.wrong) > before else ():
-                print(f"--- {node.name}", *node.last_lines(30), sep="\n", file=sys.stderr)
+        try:
+            with made as cluster:
+                yield cluster
+                try:
+                    cluster.check()
+                except NodeDied as death:
+                    self.wrong.append(str(death))
+                self.settle(cluster)
+                if len(self.wrong) > before:
+                    _tell_logs(cluster)
+        except Exception:
+            _tell_logs(made)
+            raise
 
     def bodies(self, cluster: LocalCluster, count: int, prompt_tokens: int, tokens: int, seed: int) -> list[Body]:
         """Random requests for the model of the cluster."""
@@ -118,7 +123,10 @@ class Run:
     ) -> list[Stream]:
         """The results of the bodies on the undisturbed cluster, and the first sample of its memory."""
         streams = asyncio.run(each_once(cluster[door].url, bodies, "calm", cluster.api_key, at_once))
-        self.wrong += [f"undisturbed: {one.error}" for one in streams if one.error]
+        for body, one in zip(bodies, streams, strict=True):
+            wanted = body["max_tokens"]
+            if one.error or len(one.tokens) != wanted:
+                self.wrong.append(f"undisturbed: {one.error or f'{len(one.tokens)} of {wanted} tokens'}")
         self.memory.growth(cluster)
         return streams
 
@@ -133,7 +141,7 @@ class Run:
     def compare(self, case: str, cluster: LocalCluster, calm: Sequence[Stream], load: Sent) -> None:
         """Each request of the load returned the tokens of its undisturbed body, and no node holds anything."""
         found = differences(case, [calm[body] for body, _ in load.requests], load.streams)
-        self.wrong += found
+        self.wrong += found if load.requests else [f"{case}: no request was sent, so nothing was compared"]
         self.settle(cluster)
         failed = sum(bool(one.error) for one in load.streams)
         none = {"goal": 0.0}
@@ -148,6 +156,12 @@ class Run:
     def settle(self, cluster: LocalCluster) -> None:
         """Check that soon no living node holds anything for a request, and that all books are balanced."""
         self.wrong += settle(cluster)
+
+
+def _tell_logs(cluster: LocalCluster) -> None:
+    """Print the end of every node's log: the logs are deleted after the run."""
+    for node in cluster.nodes:
+        print(f"--- {node.name}", *node.last_lines(30), sep="\n", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -201,6 +215,11 @@ def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
         except NoNamespaces as reason:
             print(f"no network namespaces: {reason}", file=sys.stderr)
             return UNAVAILABLE
+        except UsageError as error:
+            parser.error(str(error))
+        except Exception as error:  # a scenario that breaks off has failed, and what it has found so far is told
+            traceback.print_exc()
+            this.wrong.append(f"the scenario broke off: {error!r}")
     config = {name: value for name, value in vars(args).items() if name not in ("json", "quick")}
     report(config | this.facts | {"wrong": len(this.wrong)}, this.rows, args.json)
     for text in this.wrong[:WRONG_SHOWN]:

@@ -27,8 +27,10 @@ from lab.faults.runner import EMBEDDED, Run, Scenario, add_model_flag, run
 from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
+from lab.launch.nodes import parse_nodes
 
 DOOR = "store-0"
+BUSY_S = 120.0
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -40,6 +42,16 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--clients", type=positive, default=8)
     parser.add_argument("--prompt-tokens", type=positive, default=600)
     parser.add_argument("--tokens", type=positive, default=24, help="output tokens of each request")
+
+
+def check(args: Namespace) -> None:
+    """Raises ValueError or UsageError for victims that cannot be stopped at work."""
+    roles = dict(parse_nodes(args.nodes))
+    if DOOR not in roles:
+        raise ValueError(f"--nodes {args.nodes}: clients talk to {DOOR}, which is missing")
+    able = [name for name, role in roles.items() if role != "store"]
+    if strange := [name for name in args.victims.split(",") if name not in able]:
+        raise ValueError(f"--victims {strange[0]!r} is none of the nodes that compute: {', '.join(able)}")
 
 
 def play(this: Run) -> None:
@@ -64,18 +76,28 @@ async def _stopped(args: Namespace, cluster: LocalCluster, victim: str, bodies: 
         finally:
             os.kill(cluster[victim].pid, signal.SIGCONT)
         await asyncio.to_thread(form, cluster)
+        load.insists = False  # new requests after the stop must work as before it: a refusal is an error
         sent = len(load.requests)
-        # New requests after the stop must work as before it.
         await load.until(lambda: len(load.requests) >= sent + args.clients)
     return load
 
 
 def _until_busy(cluster: LocalCluster, victim: str) -> None:
-    """Wait until the victim, and the decode nodes for it, hold something for requests."""
+    """Wait until the victim, and the decode nodes for it, hold something for requests. Raises TimeoutError."""
+    deadline = time.monotonic() + BUSY_S
     while rest.get(f"{cluster[victim].url}/debug/state")["engine"]["held_for_requests"]["requests"] < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{victim} had no two requests at a time in {BUSY_S:g} s: raise --clients")
         time.sleep(0.01)
 
 
 main = partial(
-    run, Scenario(__doc__, add_flags, play, quick={"model": "tiny", "rounds": 2, "clients": 4, "prompt_tokens": 400})
+    run,
+    Scenario(
+        __doc__,
+        add_flags,
+        play,
+        check=check,
+        quick={"model": "tiny", "rounds": 2, "clients": 4, "prompt_tokens": 400},
+    ),
 )

@@ -33,7 +33,8 @@ class Judge:
         self.faults: list[str] = []
 
     def take(self, entries: Iterable[dict[str, Any]]) -> None:
-        """`entries` of an archive's log."""
+        """`entries` of an archive's log. One without entries is a fault: nothing was asked."""
+        before = self.seen.total()
         for entry in entries:
             request, response = entry["request"], entry.get("response") or {"status": 0}
             status = int(response["status"])
@@ -41,10 +42,19 @@ class Judge:
             self.seen[operation, status] += 1
             body = request.get("postData", {}).get("text", "")
             wrong = fault(request["method"], response)
-            if wrong is None and status >= 400 and self._promises.broken(operation, body, status, said(response)):
+            bare = request["method"] == "HEAD"  # its answer has no body, so it says nothing
+            if (
+                wrong is None
+                and status >= 400
+                and not bare
+                and self._promises.broken(operation, body, status, said(response))
+            ):
                 wrong = f"{status} for a body that the document allows, {said(response)!r}"
             if wrong is not None:
                 self.faults.append(f"{wrong}: {request['method']} {request['url'][:SHOWN]} {body[:SHOWN]}")
+
+        if self.seen.total() == before:
+            self.faults.append("the archive has no request, so nothing is known")
 
     def statuses(self, operation: str) -> dict[int, int]:
         return {status: count for (name, status), count in sorted(self.seen.items()) if name == operation}

@@ -12,7 +12,9 @@ from cache.arena import Arena
 from cache.protocol import Deadlines
 from cache.server.server import StoreServer
 from cache.tiers.local_store import LocalStore
+from net.bodies import BodyError
 from net.channel.channel import Channel, Handler
+from net.errors import RemoteError
 from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
 
@@ -21,6 +23,9 @@ PASSES_S = 0.3  # after every message
 DEADLINES = Deadlines(lease_s=2.0, room_s=0.5, durable_s=1.0, flush_s=1.0)
 MOST_KEYS, MOST_MESSAGES = 8, 40
 PEERS = ("p", "q")
+REFUSALS = (BodyError, RemoteError)
+"""Errors of a handler that its peer gets; every other one is the handler's mistake (net/channel/channel.py)."""
+
 KEEPING = [
     ["p", "store.reserve", 0, 3, {"lease": 1}],
     ["p", "store.commit", 0, 0, {"lease": 1, "checksums": [1, 2, 3]}],
@@ -90,7 +95,9 @@ async def _play(messages: list[Any]) -> None:
         if not all(task.done() for task in running):
             raise AssertionError("a message is never answered")
         for task in running:
-            task.exception()  # the peer gets the errors of its messages
+            error = task.exception()
+            if error is not None and not isinstance(error, REFUSALS):
+                raise AssertionError(f"a handler failed: {error!r}") from error
         _check(share, local)
         await transfer.close()
         await channel.close()

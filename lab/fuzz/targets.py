@@ -263,7 +263,8 @@ def _trace(path: Path) -> object:
 
 def _trace_corpus(folder: Path) -> list[bytes]:
     path = folder / "seed.jsonl"
-    write_trace(path, [TraceRow(27482.5, 6955, 52, list(range(14))), TraceRow(0.0, 5, 1, [0])])
+    extended = TraceRow(1.0, 600, 3, [0, 7], "batch", site=1, session=4)
+    write_trace(path, [TraceRow(27482.5, 6955, 52, list(range(14))), TraceRow(0.0, 5, 1, [0]), extended])
     return [path.read_bytes()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ from lab.bench.common.results import columns
 class Check:
     """A measured number and its limit.
 
-    A rate should approach its limit from below, a time from above. A line with a goal passes or is short; a line
-    without a goal or a limit is for information. A line without a measured number failed or was skipped; its note says
-    why."""
+    A rate should approach its limit from below, a time from above. A line with a goal passes or is short; it has failed
+    if there is nothing to compare with. A line without a goal is for information. A line without a measured number
+    failed or was skipped; its note says why."""
 
     section: str
     what: str
@@ -38,8 +39,10 @@ class Check:
     def verdict(self) -> str:
         if self.measured is None:
             return "skipped" if self.skipped else "FAILED"
-        if self.goal is None or self.share is None:
+        if self.goal is None:
             return ""
+        if self.share is None:
+            return "FAILED"
         return "pass" if self.share >= self.goal else "SHORT"
 
 
@@ -76,6 +79,8 @@ def cells(check: Check) -> list[str]:
 def number(value: float | None) -> str:
     if value is None:
         return ""
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and value < 1e6:
         return f"{value:.0f}"
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"

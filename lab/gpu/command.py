@@ -30,6 +30,7 @@ from pathlib import Path
 
 import torch
 
+from lab.flag_types import file_to_write
 from lab.gpu.checks import Check, exit_code, table
 from lab.gpu.sections import BUDGET_S, run_sections, serve_section
 
@@ -37,7 +38,9 @@ from lab.gpu.sections import BUDGET_S, run_sections, serve_section
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(BUDGET_S), help="sections, joined by commas; default: all")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the lines as JSON, after every section")
+    parser.add_argument(
+        "--json", type=file_to_write, metavar="PATH", help="write the lines as JSON, after every section"
+    )
     parser.add_argument(
         "--logs", type=Path, metavar="DIR", help="keep the sections' output here; default: a new folder"
     )

@@ -31,12 +31,17 @@ class TraceRow:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """Rows in file order. Raises ValueError naming the line, OSError when the file cannot be read."""
+    """Rows in file order. Raises ValueError naming the line, or when a compressed file is damaged or ends too early;
+    OSError when the file cannot be read."""
     opener = lzma.open if path.suffix == ".xz" else open
+    number = 0
     with opener(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield _row(line, f"{path} line {number}")
+        try:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _row(line, f"{path} line {number}")
+        except (lzma.LZMAError, EOFError) as error:
+            raise ValueError(f"{path} is damaged after line {number}: {error}") from error
 
 
 def _row(line: bytes, where: str) -> TraceRow:
@@ -50,13 +55,13 @@ def _row(line: bytes, where: str) -> TraceRow:
         raise ValueError(f"{where} is no row of a Mooncake trace: {error!r}") from error
     sizes_fit = all(type(size) is int and size > 0 for size in (row.input_length, row.output_length))
     ids_fit = isinstance(row.hash_ids, list) and all(type(i) is int and i >= 0 for i in row.hash_ids)
-    if not sizes_fit or not ids_fit or not isinstance(row.timestamp_ms, int | float):
+    if not sizes_fit or not ids_fit or type(row.timestamp_ms) not in (int, float):
         raise ValueError(f"{where}: timestamp must be a number, lengths positive integers, hash_ids non-negative ones")
     if type(site) is not int or site < 0:
         raise ValueError(f"{where}: site must be a non-negative integer")
     if type(session) is not int or session < -1:
         raise ValueError(f"{where}: session must be an integer from -1 on")
-    if service_class not in CLASSES:
+    if not isinstance(service_class, str) or service_class not in CLASSES:
         raise ValueError(f"{where}: service_class must be one of {', '.join(CLASSES)}")
     if len(row.hash_ids) * BLOCK_TOKENS < row.input_length:
         raise ValueError(f"{where}: {len(row.hash_ids)} hash_ids are too few for {row.input_length} tokens")

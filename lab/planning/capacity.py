@@ -37,6 +37,7 @@ from lab.flag_types import above_zero, part, percent, share
 from lab.formulas.bisect import Tried, largest
 from lab.launch.cluster import NodeDied, StartTimeout
 from lab.loads.trace import TraceRow
+from lab.one_line import refuse
 from lab.planning.command import pair
 from lab.simulator import command as simulate
 from lab.simulator.cluster import Cluster
@@ -72,7 +73,7 @@ def try_speed(config: SimConfig, rows: Sequence[TraceRow], args: Namespace, spee
     cluster = Cluster(config).played(replace(row, timestamp_ms=row.timestamp_ms / speed) for row in rows)
     ttft = percentile([job.ttft for job in cluster.jobs], args.percentile / 100)
     tbt = percentile([job.tbt for job in cluster.jobs if not job.refused], args.percentile / 100)
-    refused = sum(bool(job.refused) for job in cluster.jobs)
+    refused = sum(bool(job.refused) for job in cluster.jobs) + cluster.unfinished  # neither has times that count
     values = {"ttft_s": ttft, "tbt_s": tbt, "refused": float(refused)}
     late = ttft > args.ttft_s or tbt > args.tbt_s
     return Tried(speed, not late and not refused, values)
@@ -83,6 +84,8 @@ def search(args: Namespace, console: Console) -> tuple[dict[str, Any], list[dict
     base = SimConfig(**{field.name: getattr(args, field.name) for field in fields(SimConfig)})
     name, rows = simulate.requests(args)
     seconds = (rows[-1].timestamp_ms - rows[0].timestamp_ms) / 1000
+    if not seconds:
+        raise ValueError(f"{name}: a load needs --requests 2 or more, at different times")
     found = []
     for placement in args.placement.split(","):
         config = replace(base, placement=placement)
@@ -139,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--url and flags of nodes need --live")
         config, found = (search_live if args.live else search)(args, console)
     except (OSError, ValueError, Unreachable, NodeDied, StartTimeout, UsageError) as error:
-        console.print(f"capacity: {error}", style="red", markup=False)
+        refuse(console, "capacity", error)
         return 2
     if args.json:
         flags = {key: getattr(args, key) for key in ("ttft_s", "tbt_s", "percentile", "tolerance")}

@@ -19,7 +19,6 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -29,7 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lab.bench.common.results import write_result
-from lab.flag_types import natural, positive
+from lab.flag_types import file_to_write, natural, positive
 from lab.formulas.loads import drawn, load_of
 from lab.formulas.plan import Decode, Infeasible, Load, Objective, Prefill, plan
 from lab.loads.trace import TraceRow
@@ -170,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--seed", type=natural, default=0, help="seed of the first case; the others follow")
     cores = len(os.sched_getaffinity(0))
     made.add_argument("--workers", type=positive, default=cores, help=f"processes (default: {cores}, the cores)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the cases and the whole configuration")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write the cases and the whole configuration")
     args = made.parse_args(argv)
     if args.cases < 1 or args.workers < 1 or args.requests < 50:
         made.error("--cases and --workers must be at least 1, --requests at least 50")

@@ -24,12 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.bench.common.results import numbers, write_result
-from lab.flag_types import above_zero, natural, not_negative, part, positive, share
+from lab.flag_types import above_zero, file_to_write, natural, not_negative, part, positive, share
 from lab.formulas.loads import drawn, load_of
 from lab.formulas.plan import Infeasible, Load, Objective, Plan, plan
 from lab.loads.generate import chats
 from lab.loads.trace import TraceRow, read_trace
 from lab.loads.traces import find_trace
+from lab.one_line import refuse
 from lab.simulator.geometry_flags import add_expert_flags, add_geometry_flags, expert_ranks, step_model
 
 SPLITS_SHOWN = 8  # splits of the Pareto front
@@ -54,7 +55,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--prefill-cost", type=not_negative, default=1.0, help="cost per node and hour (default: 1)")
     made.add_argument("--decode-cost", type=not_negative, default=1.0, help="cost per node and hour (default: 1)")
     made.add_argument("--seed", type=natural, default=0, help="seed of drawn lengths")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the plan and the whole configuration")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write the plan and the whole configuration")
     return made
 
 
@@ -68,6 +69,8 @@ def pair(text: str) -> tuple[float, float]:
 
 def load(args: Namespace) -> tuple[str, Load]:
     """(origin of the requests, the load). Raises OSError, ValueError."""
+    if args.hit_rate and args.pool_blocks:
+        raise ValueError("--hit-rate says what is found and --pool-blocks finds it: give one of the two")
     name, rows = _rows(args)
     return name, load_of(rows, args.rate, args.pool_blocks, args.hit_rate)
 
@@ -76,9 +79,16 @@ def _rows(args: Namespace) -> tuple[str, list[TraceRow]]:
     if args.prompt:
         if not args.rate > 0:
             raise ValueError("--prompt needs --rate")
+        if args.trace:
+            raise ValueError("--prompt draws the requests and --trace reads them: give one of the two")
         return "lognormal lengths", drawn(args.seed, 4000, args.prompt, args.answer, args.rate)
     path = Path(args.trace) if args.trace else find_trace("conversation")
-    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000))
+    if path is None:
+        return "generated chats", chats(args.seed, 4000)
+    try:
+        return path.name, sorted(read_trace(path), key=lambda row: row.timestamp_ms)  # a pool sees them in this order
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--trace {path}: {error}") from None
 
 
 def shown(found: Plan, priced: bool) -> Table:
@@ -107,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(str(why), style="red")
         return 1
     except (OSError, ValueError) as error:
-        Console(stderr=True).print(f"plan: {error}", style="red")
+        refuse(Console(stderr=True), "plan", error)
         return 2
     best = found.best
     console.print(

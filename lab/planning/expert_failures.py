@@ -12,17 +12,17 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from lab.bench.common.results import Row, write_result
-from lab.flag_types import above_zero, positive
+from lab.flag_types import above_zero, file_to_write, positive
 from lab.formulas.expert_failures import Decoding, Failures, goodput, tokens_s
 from lab.formulas.roofs import decode_batch
 from lab.geometry.architecture import Weights
 from lab.geometry.find import architecture
+from lab.one_line import refuse
 from lab.simulator.geometry_flags import add_expert_flags, add_geometry_flags, expert_ranks, step_model
 from lab.simulator.models.expert_ranks import ExpertRanks
 from lab.simulator.models.step_models import StepModel
@@ -46,7 +46,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--answer", type=positive, default=500, help="tokens of an answer (default: 500)")
     made.add_argument("--max-batch", type=positive, default=4096, help="requests that decode together (default: 4,096)")
     made.add_argument("--tbt-s", type=above_zero, default=0.05, help="limit between tokens (default: 0.05)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the configuration")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write the figures and the configuration")
     return made
 
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = rows_of(args)
     except (OSError, ValueError) as error:
-        Console(stderr=True).print(f"expert-failures: {error}", style="red")
+        refuse(Console(stderr=True), "expert-failures", error)
         return 2
     table = Table(title=f"{args.model_geometry} on {args.hardware}, {args.expert_ranks} ranks: decoding, by formula")
     for name in ("copies", "", "tokens/s"):

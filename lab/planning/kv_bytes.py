@@ -17,7 +17,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,12 +24,13 @@ from rich.console import Console
 from cache.block import type_bytes
 from cache.groups import Group, PoolRule
 from lab.bench.common.results import columns, write_result
-from lab.flag_types import positive
+from lab.flag_types import file_to_write, positive
 from lab.geometry.architecture import Part
 from lab.geometry.families import Types
 from lab.geometry.find import find
 from lab.geometry.published import PUBLISHED
 from lab.geometry.read_config import parts_of
+from lab.one_line import refuse
 from lab.simulator.geometry_flags import add_pool_flags, pool_rule
 
 PROMPTS = (2048, 8192, 32_768, 131_072)
@@ -138,7 +138,7 @@ def parser() -> ArgumentParser:
         "--mtp", action="store_true", help="count the layer that drafts too, if the model has one that the engine runs"
     )
     add_pool_flags(made, 16, 256)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures")
     return made
 
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         types = Types(args.kv_type, args.state_type, args.mtp)
         read = [(model, parts_of(model.config, types)) for model in models]
     except (OSError, ValueError) as error:
-        Console(stderr=True).print(f"kv-bytes: {error}", style="red", markup=False)
+        refuse(Console(stderr=True), "kv-bytes", error)
         return 2
     rows: list[dict[str, Any]] = []
     for model, parts in read:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from pathlib import Path
 
 from lab.bench.common.results import columns, write_result
-from lab.flag_types import above_zero
+from lab.flag_types import above_zero, file_to_write
 from lab.formulas.long_prompts import Estimate, estimates
 from lab.planning.kv_bytes import numbers_of
 from lab.simulator.models.step_models import LLAMA3_8B, LLAMA3_70B, PRESETS, with_bandwidth
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=numbers_of, default=PROMPTS, help="tokens, joined by commas")
     parser.add_argument("--nodes", type=numbers_of, default=NODES, help="numbers of nodes, joined by commas")
     parser.add_argument("--nic-gbit-s", type=above_zero, help="bandwidth of a node's NICs; default: the model's")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures to PATH as JSON")
+    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write the figures to PATH as JSON")
     args = parser.parse_args(argv)
     model = PRESETS[args.model]
     if args.nic_gbit_s is not None:

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.bench.common.results import Row, numbers, write_result
-from lab.flag_types import above_zero, not_negative, positive
+from lab.flag_types import above_zero, file_to_write, not_negative, positive
 from lab.formulas.roofs import Amortized, Measured, crossovers, least_bandwidth, measure, reuse_s
+from lab.one_line import refuse
 from lab.simulator.geometry_flags import add_geometry_flags, step_model
 from lab.simulator.models.step_models import PRESETS, Geometry, Hardware, StepModel, roofline, with_bandwidth
 
@@ -75,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--nic-gbit-s", type=not_negative, default=0.0, help="another NIC (default: the model's)")
     made.add_argument("--prompt", type=positive, default=8192, help="tokens, for the crossover (default: 8192)")
     made.add_argument("--tbt-s", type=above_zero, default=0.1, help="objective between tokens (default: 0.1)")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    made.add_argument("--plot", type=Path, metavar="FILE", help=".svg or .png")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all figures")
+    made.add_argument("--plot", type=file_to_write, metavar="FILE", help=".svg or .png")
     args = made.parse_args(argv)
     try:
         measured = measure() if args.model == "here" and not args.model_geometry else None
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.nic_gbit_s:
             model = with_bandwidth(model, args.nic_gbit_s)
     except (OSError, ValueError) as error:
-        Console(stderr=True).print(f"roofline: {error}", style="red")
+        refuse(Console(stderr=True), "roofline", error)
         return 2
     if measured:
         print(

@@ -38,11 +38,12 @@ from lab.ablations.live.twin import base_model, simulate, twin
 from lab.bench.common.client import Unreachable
 from lab.bench.common.machine import machine
 from lab.bench.common.results import commit, write_result
-from lab.flag_types import above_zero, natural, positive, share
+from lab.flag_types import above_zero, file_to_write, natural, positive, share
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from lab.launch.nodes import parse_nodes
 from lab.loads.trace import TraceRow, read_trace
+from lab.one_line import refuse
 from lab.planning.command import pair
 from lab.simulator.config import SimConfig
 from lab.simulator.models.fit import quality
@@ -118,19 +119,26 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--store-ssd-mb", type=positive, metavar="MB", help="its SSD, in a temporary folder")
     made.add_argument("--trace", type=Path, metavar="FILE", help="take lengths, prefixes and order from a trace")
-    made.add_argument("--preset", type=Path, metavar="FILE", help="write the fitted model for --model of the simulator")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    made.add_argument(
+        "--preset", type=file_to_write, metavar="FILE", help="write the fitted model for --model of the simulator"
+    )
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all measurements")
     made.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, after --")
     return made
 
 
 def rows_of(args: Namespace, seed: int, seconds: float) -> list[TraceRow]:
-    """Requests of a part; those of a trace begin where the previous part ended. Raises ValueError, OSError."""
+    """Requests of a part. The measured part of a trace is from its first half and the part for the fit from its second
+    one, so that no request is in both. Raises ValueError."""
     if args.trace is None:
         shape = Shape(args.prompt, args.answer, args.shared, rate=args.rate)
         return requests(shape, seed, seconds)
-    rows = list(read_trace(args.trace))
-    return scaled(rows if seed == args.seed else rows[len(rows) // 2 :], args.rate, seconds)
+    try:
+        rows = sorted(read_trace(args.trace), key=lambda row: row.timestamp_ms)
+        half = len(rows) // 2
+        return scaled(rows[:half] if seed == args.seed else rows[half:], args.rate, seconds)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--trace {args.trace}: {error}") from None
 
 
 def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[TraceRow], console: Console) -> Measured:
@@ -170,8 +178,11 @@ def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[Tr
 def compare(
     live: dict[str, Any], config: SimConfig, model: StepModel, rows: Sequence[TraceRow]
 ) -> tuple[list[Compared], dict[str, Any]]:
-    """Returns the rows of the table and the simulated figures."""
+    """Returns the rows of the table and the simulated figures. Raises ValueError for a metric that no request has."""
     simulated, _ = simulate(config, model, rows)
+    for name, figure, *_ in METRICS:
+        if live[figure] is None or simulated[figure] is None:
+            raise ValueError(f"no request has a {name}, so nothing is validated: answers need two tokens, see --answer")
     bare, _ = simulate(replace(config, contention=0.0), replace(model, front_s=0.0, handover_s=0.0), rows)
     made = []
     for name, figure, part, goal in METRICS:
@@ -247,6 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.seed == args.fit_seed:
             raise ValueError("--seed and --fit-seed must differ: a model reproduces the data it was fitted to")
         rows = rows_of(args, args.seed, args.seconds)
+        rows_of(args, args.fit_seed, args.fit_seconds)  # what is wrong with it must be told before nodes start
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             run_dir = Path(folder) / "nodes"
             flags = ("--record-steps", f"{run_dir}/{{node}}.steps", *args.node_flags)
@@ -257,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = twin(args.nodes, measured.config, measured.kv_tokens, contention, measured.tiers)
         compared, simulated = compare(measured.live, config, model, rows)
     except (Unreachable, NodeDied, StartTimeout, OSError, ValueError, UsageError, rest.RestError) as error:
-        errors.print(f"validate: {error}", style="red", markup=False)
+        refuse(errors, "validate", error)
         return 2
     except KeyboardInterrupt:
         return 130

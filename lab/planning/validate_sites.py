@@ -47,11 +47,12 @@ from lab.faults.networks.two_sites import (
     mode_names,
 )
 from lab.faults.runner import API_KEY, UNAVAILABLE
-from lab.flag_types import natural, positive
+from lab.flag_types import file_to_write, natural, positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from lab.launch.nodes import parse_nodes
 from lab.loads.trace import TraceRow
+from lab.one_line import refuse
 from lab.simulator.config import SimConfig
 from lab.simulator.sites.figures import figures as figures_of_sites
 from lab.simulator.sites.rules import SiteRules
@@ -122,7 +123,7 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--fit-seed", type=natural, default=2, help="seed of the requests for the fit (default %(default)s)"
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    made.add_argument("--json", type=file_to_write, metavar="FILE", help="write all measurements")
     made.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, after --")
     return made
 
@@ -279,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         errors.print(f"no network namespaces: {reason}", markup=False)
         return UNAVAILABLE
     except (Unreachable, NodeDied, StartTimeout, OSError, ValueError, UsageError, rest.RestError) as error:
-        errors.print(f"validate-sites: {error}", style="red", markup=False)
+        refuse(errors, "validate-sites", error)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -31,7 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lab.bench.common.results import numbers, write_result
-from lab.flag_types import above_zero, not_negative, positive
+from lab.flag_types import above_zero, file_to_write, not_negative, positive
 from lab.loads.generators import GENERATORS
 from lab.loads.trace import TraceRow, jittered, read_trace
 from lab.loads.traces import find_trace
@@ -78,8 +78,12 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--jitter-s", type=not_negative, default=3.0, help="spread over which a trace's equal timestamps are moved, s"
     )
-    made.add_argument("--jobs", type=Path, metavar="FILE", help="write the result of every request, one JSON line each")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the whole configuration")
+    made.add_argument(
+        "--jobs", type=file_to_write, metavar="FILE", help="write the result of every request, one JSON line each"
+    )
+    made.add_argument(
+        "--json", type=file_to_write, metavar="FILE", help="write the figures and the whole configuration"
+    )
     made.add_argument("--placement", default="mooncake", help="policies, joined by commas (default: mooncake)")
     meaning = dict(COMMENT.findall(getsource(SimConfig)))
     for field in fields(SimConfig):
@@ -105,6 +109,8 @@ def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
             name, rows = path.name, list(read_trace(path))
         except (OSError, ValueError) as error:
             raise ValueError(f"--trace {path}: {error}") from None
+        if not rows:
+            raise ValueError(f"--trace {path}: it has no request")
     rows = jittered(rows[: args.requests], args.jitter_s, args.seed) if path and not args.generate else rows
     return name, [replace(row, timestamp_ms=row.timestamp_ms / args.speed) for row in rows]
 

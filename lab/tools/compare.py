@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from lab.bench.common.results import Row, report
-from lab.flag_types import positive
+from lab.flag_types import file_to_write, positive
 
 HERE = Path(__file__).resolve().parents[2]
 Figures = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -72,7 +72,7 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--other", type=Path, required=True, metavar="DIR", help="the other checkout")
     parser.add_argument("--other-command", action="append", default=[], metavar="COMMAND", help="its name there")
     parser.add_argument("--rounds", type=positive, default=3, help="of each command per checkout (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write the results to PATH as JSON")
     args = parser.parse_args(argv)
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -110,7 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failed = True
                 continue
             commits |= {result["commit"] for result in others}
-            rows += compared([figures(one) for one in ours], [figures(one) for one in others])
+            found = compared([figures(one) for one in ours], [figures(one) for one in others])
+            if not found:
+                print(f"compare: {command!r} and {other_command!r} have no figure in common", file=sys.stderr)
+                failed = True
+            rows += found
     config = {"commands": args.commands, "other_commands": args.other_command, "rounds": args.rounds}
     report(config | {"other_commits": sorted(commits)}, rows, args.json)
     return int(failed)

@@ -24,7 +24,7 @@ from engine.observe.activities import DECODE, PREFILL, ROWS, STATE, Activity, ac
 from engine.observe.explain import find, of_all_choices
 from engine.observe.node_client import NoAnswer, NodeClient, add_flags
 from engine.observe.recent import MAX_RECENT_REQUESTS
-from lab.flag_types import above_zero
+from lab.flag_types import above_zero, file_to_write
 
 Json = Mapping[str, Any]
 STEPS = "batch steps"
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("request_id", nargs="?", help="the id in the answer")
     parser.add_argument("--minutes", type=above_zero, help="all requests that ended in the last MINUTES")
     add_flags(parser, "any node of the cluster")
-    parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), help="default %(default)s")
+    parser.add_argument("-o", "--output", type=file_to_write, default=Path("trace.json"), help="default %(default)s")
     args = parser.parse_args(argv)
     if (args.request_id is None) == (args.minutes is None):
         parser.error("give the id of a request, or --minutes")

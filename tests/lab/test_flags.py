@@ -144,6 +144,24 @@ def test_a_type_accepts_what_its_rule_allows(kind, text):
             kind(text)
 
 
+def test_names_are_those_that_there_are():
+    names = flag_types.names_of("full", "freeze")
+    assert names("freeze,full") == "freeze,full"
+    for wrong in ("", "freez", "full,", "full, freeze"):
+        with pytest.raises(ArgumentTypeError, match="is none of full, freeze"):
+            names(wrong)
+
+
+def test_a_result_goes_into_a_file(tmp_path):
+    """Found out before the run: after it the result would be lost."""
+    (tmp_path / "file").touch()
+    for good in ("file", "new", "new/folder/file"):
+        assert flag_types.file_to_write(str(tmp_path / good)) == tmp_path / good
+    for wrong in ("", str(tmp_path), str(tmp_path / "file" / "below")):
+        with pytest.raises(ArgumentTypeError, match="must be"):
+            flag_types.file_to_write(wrong)
+
+
 NUMERIC = [field for field in fields(SimConfig) if type(field.default) in (int, float)]
 
 

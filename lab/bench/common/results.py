@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from lab.bench.common.machine import busy_note, machine
 from lab.bench.common.portable import portable
+from lab.flag_types import file_to_write
 
 Value = float | None
 UNITS = {"requests_s": "1/s", "tokens_s": "1/s", "bytes_s": "bytes/s", "_s": "s", "_ms": "ms", "bytes": "bytes"}
@@ -58,7 +59,7 @@ def marked(row: Row) -> Row:
 def add_result_flags(parser: ArgumentParser) -> None:
     """--quick and --json, the same in every benchmark."""
     parser.add_argument("--quick", action="store_true", help="a small run of under a minute")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write the results to PATH as JSON")
 
 
 def median_of(name: str, scale: float, measured: Sequence[object]) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Self
 
-from lab.faults.networks.namespaces import NET, Namespaces, NoNamespaces, run_tool
+from lab.faults.networks.namespaces import NET, Namespaces, NoNamespaces, ToolFailed, run_tool
 
 ROOT = Path(__file__).resolve().parents[3]
 FAR_ADDRESS = f"{NET}.253"
@@ -37,6 +37,9 @@ class LinkedSites(Namespaces):
         super().__enter__()
         try:
             self._join_by_link()
+        except (ToolFailed, OSError) as error:
+            self._end()
+            raise NoNamespaces(str(error)) from error
         except BaseException:
             self._end()
             raise

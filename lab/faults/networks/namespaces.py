@@ -32,6 +32,10 @@ class NoNamespaces(Exception):
     """Network namespaces are not available on this machine; the text says why."""
 
 
+class ToolFailed(Exception):
+    """A command of the system failed; the text has it and its errors."""
+
+
 class Namespaces:
     """One namespace per name. Entering moves this thread, and the processes it starts, permanently into the hub: use it
     once, in a separate process, before other code runs there."""
@@ -56,6 +60,9 @@ class Namespaces:
             run_tool("ip", "link", "set", "hub", "up")
             for name in self._names:
                 self._add(name)
+        except (ToolFailed, OSError) as error:
+            self._end()
+            raise NoNamespaces(str(error)) from error
         except BaseException:
             self._end()
             raise
@@ -77,7 +84,7 @@ class Namespaces:
 
     def cut(self, name: str, way: Way) -> None:
         """From now on packets from this node (`out`), to it (`in`) or both are dropped silently, for all peers
-        including this process."""
+        including this process. Raises ToolFailed, as `heal` does: then the namespaces are there, and the cut is not."""
         if name in self._cuts:
             raise ValueError(f"{name} is cut off already")
         self._cuts[name] = way
@@ -135,7 +142,7 @@ class Namespaces:
 
 
 def run_tool(*command: str) -> None:
-    """Run a command of the system. Raises NoNamespaces with its errors if it fails."""
+    """Run a command of the system. Raises ToolFailed with its errors if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NoNamespaces(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise ToolFailed(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -24,6 +24,7 @@ from lab.bench.estimates import spinning
 from lab.faults.checks import Memory, blocks_held, differences, growth_row
 from lab.faults.client import Body, Load
 from lab.faults.rank_changes import Changes
+from lab.faults.ranks import check
 from lab.faults.runner import Run, Scenario, run
 from lab.faults.tiny import EXPERTS, tiny_model
 from lab.flag_types import above_zero, natural, positive
@@ -87,4 +88,4 @@ async def _part(url: str, bodies: Sequence[Body], name: str, seconds: float) -> 
     return load
 
 
-main = partial(run, Scenario(__doc__, add_flags, play, quick={"soak_s": 15.0, "streams": 4, "tokens": 60}))
+main = partial(run, Scenario(__doc__, add_flags, play, check=check, quick={"soak_s": 15.0, "streams": 4, "tokens": 60}))

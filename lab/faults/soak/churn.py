@@ -63,7 +63,7 @@ from lab.faults.soak.processes import (
 )
 from lab.faults.soak.turns import DRAIN, KILL, Turn, kind_of, survivors, turns
 from lab.faults.tiny import tiny_model
-from lab.flag_types import above_zero, natural, not_negative, positive
+from lab.flag_types import above_zero, natural, not_negative, positive, some_of_all
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from net.transfer.common.private_directory import sweep
@@ -98,7 +98,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--nodes", default="prefill=10,decode=20,store=10", help="nodes in the format of scripts/up")
     parser.add_argument("--seconds", type=above_zero, default=1800.0, help="how long nodes end and begin")
     parser.add_argument("--rate", type=above_zero, default=2.0, help="requests per second, at all nodes together")
-    parser.add_argument("--survivors", type=above_zero, default=0.4, help="share of nodes of each role that never end")
+    parser.add_argument("--survivors", type=some_of_all, default=0.4, help="share of nodes of each role that never end")
     parser.add_argument("--at-once", type=positive, default=3, help="most nodes that end in one turn")
     parser.add_argument("--pause-s", type=not_negative, default=2.0, help="between two turns, seconds")
     parser.add_argument("--sample-s", type=above_zero, default=5.0, help="between two samples of the survivors")

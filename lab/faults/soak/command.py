@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import random
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -40,6 +40,12 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.set_defaults(seed=random.SystemRandom().randrange(1 << 32))
 
 
+def check(args: Namespace) -> None:
+    """Raises ValueError if there is nothing to do: that would pass."""
+    if not args.quick and not any(getattr(args, name) for name in QUICK):
+        raise ValueError(f"give one of {', '.join(f'--{name}' for name in QUICK)}, or --quick for some of each")
+
+
 def play(this: Run) -> None:
     args = this.args
     if args.quick and not any(getattr(args, name) for name in QUICK):
@@ -47,7 +53,7 @@ def play(this: Run) -> None:
     for name, harm, times in (("kills", kills, args.kills), ("flips", flips, args.flips)):
         if times:
             counts = harm(times, this.folder() / "ssd", args.seed, args.backend)
-            _note(this, f"{name}, {args.backend}", counts, ("wrong", "lost", "stuck"))
+            _note(this, f"{name}, {args.backend}", counts, ("wrong", "lost", "failed", "stuck"))
     for found in harmed_holders(this, args.seed, args.holders) if args.holders else ():
         bad = ("wrong", "misses") if found["replicas"] > 1 else ("wrong",)
         _note(this, f"{found['what']}, {found['replicas']} copies", found, bad)
@@ -63,4 +69,4 @@ def _note(this: Run, case: str, counts: Mapping[str, Any], bad: tuple[str, ...])
     this.wrong += [f"{case}: {counts[name]} {name}" for name in bad if counts.get(name)]
 
 
-main = partial(run, Scenario(__doc__, add_flags, play, quick=QUICK))
+main = partial(run, Scenario(__doc__, add_flags, play, check=check, quick=QUICK))

@@ -22,10 +22,12 @@ FLAGS = ("--model", "none", "--value-bytes", str(VALUE), "--dram-bytes", "32M")
 
 
 class Gets:
-    """One client's gets in a thread, one after the other, each timed."""
+    """One client's gets in a thread, one after the other, each timed. `failed`: the error of the first one that raised,
+    which is the last one."""
 
     def __init__(self, store: Store, rng: random.Random) -> None:
         self.rows: list[tuple[float, float, bool, bool]] = []  # begin, seconds, found, wrong
+        self.failed: Exception | None = None
         self._store, self._rng = store, rng
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -35,13 +37,20 @@ class Gets:
         while not self._stop.is_set():
             i = self._rng.randrange(KEYS)
             begin = time.monotonic()
-            value = self._store.get(key_of(i))
+            try:
+                value = self._store.get(key_of(i))
+            except Exception as error:  # a get that finds nothing returns None
+                self.failed = error
+                return
             wrong = value is not None and value != content(i)
             self.rows.append((begin, time.monotonic() - begin, value is not None, wrong))
 
     def end(self) -> None:
+        """Raises RuntimeError if the gets have ended before: what came later was not read."""
         self._stop.set()
         self._thread.join()
+        if self.failed is not None:
+            raise RuntimeError(f"a get failed: {self.failed!r}") from self.failed
 
 
 def holders(this: Run, times: int, replicas: int, number: int, seed: int, transports: Sequence[str]) -> dict[str, Any]:

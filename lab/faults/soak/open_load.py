@@ -37,6 +37,7 @@ class OpenLoad:
     """(index of the body, its result)"""
     refused: int = field(default=0, init=False)
     _open: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _failed: list[BaseException] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> Self:
         self._session = opened(ALL)
@@ -44,10 +45,13 @@ class OpenLoad:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        """Raises what has ended the arrivals or a request before: then less was sent than the rate says."""
         self._arriving.cancel()
-        await asyncio.gather(self._arriving, return_exceptions=True)
-        await asyncio.gather(*self._open)
+        ends = [*await asyncio.gather(self._arriving, *self._open, return_exceptions=True), *self._failed]
         await self._session.close()
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
+                raise end
 
     @property
     def streams(self) -> list[Stream]:
@@ -65,7 +69,12 @@ class OpenLoad:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             task = asyncio.create_task(self._request(len(self.requests)))
             self._open.add(task)
-            task.add_done_callback(self._open.discard)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed.append(error)
 
     async def _request(self, number: int) -> None:
         which, one, name = number % len(self.given), Stream(), f"churn-{number}"

@@ -81,17 +81,31 @@ class Life:
         self.process.stdout.close()
         return max([int(line) for line in lines if line.endswith("\n")], default=0)
 
+    def end(self) -> None:
+        """No process remains. One that was not killed before has failed."""
+        assert self.process.stdout is not None
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+            self.died = True
+
 
 def kills(times: int, directory: Path, seed: int, backend: str) -> dict[str, int]:
-    """Counts over all lives: values read back, wrong bytes, flushed values that were missing."""
+    """Counts over all lives: values read back, wrong bytes, flushed values that were missing. `failed`: lives that died
+    by themselves or wrote nothing, of which a kill shows nothing."""
     rng = random.Random(seed)
-    counts = {"lives": 0, "read": 0, "wrong": 0, "lost": 0}
+    counts = {"lives": 0, "read": 0, "wrong": 0, "lost": 0, "failed": 0}
     written = 0
     for _ in range(times + 1):
         one = Life(directory, written, backend)
-        report = one.report()
+        try:
+            report = one.report()
+            last = one.kill(rng.random() * 0.05) if report is not None else 0
+        finally:
+            one.end()
+        counts["failed"] += one.died or last <= written
         if report is None:
-            one.kill(0)
             counts["lost"] += written
             break
         here = set(report["here"])
@@ -101,7 +115,7 @@ def kills(times: int, directory: Path, seed: int, backend: str) -> dict[str, int
         counts["read"] += len(here)
         counts["wrong"] += report["wrong"]
         counts["lost"] += sum(i not in here for i in expected)
-        written = max(written, one.kill(rng.random() * 0.05))
+        written = max(written, last)
     return counts
 
 
@@ -128,25 +142,27 @@ def flips(times: int, directory: Path, seed: int, backend: str) -> dict[str, int
     counts = {"flips": 0, "read": 0, "wrong": 0, "deaths": 0, "stuck": 0}
     written = 0
     one = Life(directory, 0, backend)
-    one.report()
-    for _ in range(times):
-        written = max(written, one.kill(rng.random() * 0.02))
-        counts["deaths"] += one.died
-        damage(directory, rng)
-        counts["flips"] += 1
-        for _ in range(READABLE):
-            one = Life(directory, written, backend)
-            report = one.report()
-            if report is not None:
-                counts["read"] += len(report["here"])
-                counts["wrong"] += report["wrong"]
+    try:
+        one.report()
+        for _ in range(times):
+            written = max(written, one.kill(rng.random() * 0.02))
+            counts["deaths"] += one.died
+            damage(directory, rng)
+            counts["flips"] += 1
+            for _ in range(READABLE):
+                one = Life(directory, written, backend)
+                report = one.report()
+                if report is not None:
+                    counts["read"] += len(report["here"])
+                    counts["wrong"] += report["wrong"]
+                    break
+                one.kill(0)
+                counts["deaths"] += 1
+            else:
+                counts["stuck"] += 1
                 break
-            one.kill(0)
-            counts["deaths"] += 1
-        else:
-            counts["stuck"] += 1
-            return counts
-    one.kill(0)
+    finally:
+        one.end()
     return counts
 
 

@@ -380,6 +380,22 @@ async def test_a_client_finds_a_living_door_and_insists_where_it_is_refused(monk
     assert [begin for _, begin in seen] == [0, 3, 6, 9], "it went on behind its tokens after the refusal"
 
 
+@pytest.mark.parametrize("broken", ["_arrive", "_request"])
+async def test_a_load_that_breaks_is_told_of(broken, monkeypatch):
+    """Requests that were never sent have no error."""
+    failed = asyncio.Event()
+
+    async def fails(*_: object) -> None:
+        failed.set()
+        raise LookupError("no door")
+
+    monkeypatch.setattr(OpenLoad, broken, fails)
+    with pytest.raises(LookupError, match="no door"):
+        async with OpenLoad(lambda: [DEAD], [{}], 1000.0, random.Random(1)):
+            await failed.wait()
+            await asyncio.sleep(0)
+
+
 async def test_an_error_in_the_stream_is_no_refusal():
     sent = asyncio.Event()
 

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import orjson
+import pytest
 from aiohttp import web
 
+from lab.faults import client
 from lab.faults.client import REFUSED_S, Load, Stream, stream
 
 TOKENS = list(range(50, 60))
@@ -152,6 +154,33 @@ async def test_in_turn_nothing_is_sent_again():
     good, bad = load.streams[::2], load.streams[1::2]
     assert all(one.tokens == TOKENS for one in good) and len(seen) == len(good)
     assert all("in 1 attempts" in one.error and not one.reconnects for one in bad) and bad
+
+
+async def test_a_refusal_after_the_load_has_stopped_to_insist_is_an_error():
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "later"}}, status=503)
+
+    async with served(refuse, []) as url, Load([url], [{}], "load", insists=True) as load:
+        await load.until(lambda: load.refused == 1)
+        load.insists = False
+        await load.until(lambda: any(one.error for one in load.streams))
+    assert load.refused == 1 and all(one.error.startswith("503") for one in load.streams)
+
+
+async def test_a_load_without_tokens_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(client, "STALLED_S", 0.05)
+
+    waited = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        await waited.wait()
+        return web.Response()
+
+    async with served(silent, []) as url:
+        with pytest.raises(TimeoutError, match="no request has got a token"):
+            async with Load([url], [{}], "load") as load:
+                await load.until(lambda: load.with_tokens(1) > 0)
+        waited.set()
 
 
 async def test_a_refused_request_is_counted_and_sent_again():

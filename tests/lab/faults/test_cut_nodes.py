@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from lab.faults.client import Stream, random_bodies
 from lab.faults.cut_nodes import case_rows
 from lab.faults.networks.namespaces import Namespaces
 from lab.faults.role_changes import changes_in, phase_rows
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_waits_count_from_the_cut_or_from_the_request():
@@ -31,6 +37,39 @@ def test_bodies_follow_the_seed():
 def test_every_namespace_has_an_address_of_its_own():
     network = Namespaces(["a", "b"])
     assert network.host("a") == "10.77.0.1" and network.host("b") == "10.77.0.2"
+
+
+CUTS = """
+import subprocess, sys, time
+from lab.faults.cut_nodes import reachable
+from lab.faults.networks.namespaces import Namespaces, NoNamespaces
+try:
+    with Namespaces(["a"]) as network:
+        code = f"import socket, time; s = socket.create_server(('{network.host('a')}', 8000)); time.sleep(600)"
+        server = subprocess.Popen([*network.prefix("a"), sys.executable, "-S", "-c", code])
+        url = f"http://{network.host('a')}:8000"
+        try:
+            for way in ("both", "in", "out"):
+                while not reachable(url):
+                    assert server.poll() is None
+                    time.sleep(0.05)
+                network.cut("a", way)
+                assert not reachable(url), way
+                network.heal("a")
+        finally:
+            server.kill()
+            server.wait()
+except NoNamespaces as reason:
+    sys.exit(f"no namespaces: {reason}")
+"""
+
+
+def test_a_cut_node_cannot_be_reached_and_a_healed_one_can():
+    """In a process of its own: it enters a network namespace for good."""
+    done = subprocess.run([sys.executable, "-c", CUTS], cwd=ROOT, capture_output=True, text=True, check=False)
+    if "no namespaces" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_node_that_does_something_else_has_changed():

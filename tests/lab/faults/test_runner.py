@@ -13,8 +13,9 @@ from lab.bench.common.results import Row
 from lab.faults import checks, kill_roles, runner, stop_nodes
 from lab.faults.checks import Memory, growth_row, own_bytes
 from lab.faults.client import Load, Stream
-from lab.faults.networks.namespaces import NoNamespaces
+from lab.faults.networks.namespaces import Namespaces, NoNamespaces
 from lab.faults.runner import EMBEDDED, TINY, UNAVAILABLE, Run, Scenario, run
+from lab.launch.nodes import parse_nodes
 
 
 def scenario(play, **changed) -> Scenario:
@@ -64,6 +65,41 @@ def test_nothing_wrong_is_exit_code_0_and_no_namespaces_is_3(capsys):
     assert "not root" in capsys.readouterr().err
 
 
+def test_a_scenario_that_breaks_off_has_failed_and_keeps_what_it_found(tmp_path, capsys):
+    def play(this: Run) -> None:
+        this.rows.append(Row("round 1", "requests", "", 3.0))
+        this.wrong.append("a token")
+        raise TimeoutError("the living nodes are not one cluster")
+
+    out = tmp_path / "out.json"
+    assert run(scenario(play), ["--json", str(out)]) == 1
+    told, said = json.loads(out.read_text()), capsys.readouterr().err
+    assert [row["case"] for row in told["rows"]] == ["round 1"] and told["config"]["wrong"] == 2
+    assert "WRONG: a token" in said and "WRONG: the scenario broke off: TimeoutError" in said
+    assert "in play" in said, "where it broke off"
+
+
+def test_nodes_that_nobody_can_start_are_a_wrong_flag(capsys):
+    def play(this: Run) -> None:
+        parse_nodes(this.args.nodes)
+
+    with pytest.raises(SystemExit) as stopped:
+        run(scenario(play), ["--nodes", "prefil=2"])
+    assert stopped.value.code == 2 and "--nodes" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_cut_that_cannot_be_made_is_no_lack_of_namespaces(monkeypatch, capsys):
+    """Tests skip what needs namespaces: a heal that fails would be skipped too."""
+
+    def play(this: Run) -> None:
+        network = Namespaces(["a"])
+        monkeypatch.setattr(network, "prefix", lambda name: ["false"])
+        network.cut("a", "out")
+
+    assert run(scenario(play), []) == 1
+    assert "ToolFailed" in capsys.readouterr().err
+
+
 def test_only_some_scenarios_pass_flags_on(capsys):
     found = []
     with pytest.raises(SystemExit):
@@ -86,6 +122,9 @@ class FakeCluster:
     def __init__(self, **pids: int) -> None:
         self.nodes = [FakeNode(name, pid) for name, pid in pids.items()]
 
+    def __getitem__(self, name: str) -> FakeNode:
+        return next(node for node in self.nodes if node.name == name)
+
 
 def test_every_request_is_judged_by_what_its_body_gave(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "settle", lambda cluster: [])
@@ -104,6 +143,30 @@ def test_every_request_is_judged_by_what_its_body_gave(tmp_path, monkeypatch):
     assert rows == {
         "requests": 4.0, "errors": 1.0, "wrong tokens": 1.0, "blocks held afterwards": 0.0, "memory growth": None,
     }  # fmt: skip
+
+
+def test_nothing_is_no_proof(tmp_path, monkeypatch):
+    """No request, and answers without a token on both sides, are equal to each other."""
+    monkeypatch.setattr(runner, "settle", lambda cluster: [])
+    monkeypatch.setattr(runner, "blocks_held", lambda cluster: 0)
+    this = Run(None, [], tmp_path)
+    load = Load([], [{}], "load")
+    this.judge("cut", FakeCluster(), [Stream()], load)
+    load.requests = [(0, Stream())]
+    this.judge("healed", FakeCluster(), [Stream()], load)
+    assert this.wrong == ["cut: no request was sent, so nothing was compared", "healed: stream 0 has no token"]
+
+
+def test_an_undisturbed_answer_must_be_whole(tmp_path, monkeypatch):
+    async def answered(url, bodies, *others):
+        return [Stream(tokens=[1, 2]), Stream(tokens=[1]), Stream(), Stream(tokens=[3], error="503: no")]
+
+    monkeypatch.setattr(runner, "each_once", answered)
+    this = Run(None, [], tmp_path)
+    this.calm(FakeCluster(a=os.getpid()), "a", [{"max_tokens": 2}] * 4)
+    assert this.wrong == [
+        "undisturbed: 1 of 2 tokens", "undisturbed: 0 of 2 tokens", "undisturbed: 503: no",
+    ]  # fmt: skip
 
 
 def test_memory_is_compared_within_one_process(monkeypatch):

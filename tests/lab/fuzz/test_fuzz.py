@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from lab.fuzz import decoders as command
+from lab.fuzz import leases
+from lab.fuzz.gossip import GossipTarget
 from lab.fuzz.mutate import mutated
 from lab.fuzz.targets import Target, fuzz, run_all, targets
 
+ROOT = Path(__file__).resolve().parents[3]
 INPUTS = 150
 
 
@@ -28,6 +35,25 @@ def test_the_same_seed_makes_the_same_inputs():
     first, second = ([mutated(rng, corpus) for _ in range(50)] for rng in (Random(3), Random(3)))
     assert first == second
     assert len(set(first)) > 40
+
+
+def test_another_process_starts_from_the_same_gossip():
+    """Its corpus is what two cores say: with keys by hash(), which differs between processes, no seed is replayed."""
+    code = "from lab.fuzz.gossip import GossipTarget; print(b''.join(GossipTarget.corpus()).hex())"
+    here = b"".join(GossipTarget.corpus()).hex()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == here
+
+
+def test_a_handler_that_fails_is_found(monkeypatch):
+    """Its peer gets `internal error` as an answer, as it gets every refusal."""
+
+    async def fails() -> None:
+        raise KeyError("lease")
+
+    monkeypatch.setattr(leases, "_begun", lambda channel, message: [asyncio.ensure_future(fails())])
+    with pytest.raises(AssertionError, match="a handler failed: KeyError"):
+        leases.LeasesTarget().feed(leases.LeasesTarget.corpus[0])
 
 
 def test_a_decoder_that_breaks_is_found_with_its_input():

@@ -62,6 +62,19 @@ def test_answers_are_counted_by_operation_and_faults_name_the_request():
     assert judge.seen.total() == 5
 
 
+def test_an_answer_to_head_says_nothing_about_the_document():
+    judge = Judge(PATHS, Promises({"paths": {}, "components": {}}))
+    head = {"method": "HEAD", "url": "http://h:1/"}
+    judge.take([{"request": head, "response": {"status": 404, "headers": [], "content": {}}}])
+    assert judge.faults == [] and judge.statuses("HEAD /") == {404: 1}
+
+
+def test_no_request_is_a_fault():
+    judge = Judge(PATHS, Promises({"paths": {}, "components": {}}))
+    judge.take([])
+    assert judge.faults == ["the archive has no request, so nothing is known"]
+
+
 def test_bodies_that_the_document_allows_must_be_served_unless_it_cannot_say_why_not():
     schema = {"$ref": "#/components/schemas/Body"}
     body = {"required": ["n"], "properties": {"n": {"type": "integer"}}, "type": "object"}

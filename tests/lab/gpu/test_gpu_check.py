@@ -28,6 +28,8 @@ def test_shares_and_verdicts():
     assert (rate.share, rate.verdict) == (0.9, "pass")
     assert (late.share, late.verdict) == (0.8, "SHORT")
     assert Check("s", "info", "us", 3.0).verdict == "" and Check("s", "no goal", "us", 3.0, 6.0).verdict == ""
+    for measured, limit in ((0.0, 0.0), (5.0, None), (5.0, 0.0)):  # no token is equal to no token
+        assert Check("s", "goal without a share", "tokens", measured, limit, goal=0.98).verdict == "FAILED"
     assert failed("s", "x", "why").verdict == "FAILED" and skipped("s", "x", "why").verdict == "skipped"
     assert exit_code([rate, skipped("s", "x", "why")]) == 0
     assert exit_code([rate, late]) == exit_code([rate, failed("s", "x", "why")]) == exit_code([]) == 1

@@ -31,6 +31,32 @@ def test_a_tolerance_below_what_the_tries_can_show_names_the_flag():
         largest(lambda load: Tried(load, load <= 3.3, {}), 1.0, 1e-16)
 
 
+@pytest.mark.parametrize("times", [[], [5], [5, 5]])
+def test_a_trace_without_a_rate_is_refused_in_one_line(times, tmp_path, capsys):
+    trace = tmp_path / "t.jsonl"
+    write_trace(trace, [TraceRow(at, 600, 3, [0, 1]) for at in times])
+    assert capacity.main(["--trace", str(trace), "--jitter-s", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and ("--requests" if times else "--trace") in said
+
+
+def test_a_request_that_the_simulator_never_ends_is_not_within_the_objectives(monkeypatch):
+    """It has no time to a first token, and times that are missing are in no percentile."""
+
+    class Stuck:
+        jobs, unfinished = (), 1
+
+        def __init__(self, config: object) -> None:
+            pass
+
+        def played(self, rows: object) -> Stuck:
+            return self
+
+    monkeypatch.setattr(capacity, "Cluster", Stuck)
+    args = capacity.parser().parse_args([])
+    assert not capacity.try_speed(None, [], args, 1.0).good
+
+
 def test_a_search_in_the_simulator(tmp_path, capsys):
     trace, out = tmp_path / "t.jsonl", tmp_path / "out.json"
     write_trace(trace, [TraceRow(1000 * i, 8000, 30, [i * 16 + k for k in range(16)]) for i in range(40)])

@@ -41,6 +41,9 @@ WRONG = [
     (["--hit-rate", "1"], "--hit-rate", 2),
     (["--prompt", "1000,1"], "--rate", 2),
     (["--ttft-s", "0.01"], "infeasible by service time", 1),
+    (["--prompt", "1000,1", "--rate", "1"], "--trace", 2),
+    (["--hit-rate", "0.5", "--pool-blocks", "9"], "--pool-blocks", 2),
+    (["--trace", "missing.jsonl"], "--trace", 2),
 ]
 
 
@@ -49,6 +52,17 @@ def test_wrong_flags_are_named(trace, arguments, words, code, capsys):
     assert command.main(["--trace", str(trace), *arguments]) == code
     said = capsys.readouterr()
     assert words in said.out + said.err
+    assert code != 2 or said.err.count("\n") == 1, "a refusal is one line"
+
+
+def test_a_pool_sees_the_requests_in_the_order_of_their_arrival(tmp_path):
+    """A file need not be sorted: what comes first fills the pool."""
+    rows, path, hits = [TraceRow(1000 * i, 600 * (i + 1), 80, [*range(12)]) for i in range(6)], tmp_path / "t.jsonl", []
+    for order in (rows, rows[::-1]):
+        write_trace(path, order)
+        args = command.parser().parse_args(["--trace", str(path), "--pool-blocks", "100"])
+        hits.append(command.load(args)[1].found.tolist())
+    assert hits[0] == hits[1] and hits[0][0] == 0.0
 
 
 def test_hits_of_a_pool_too_small_are_fewer():

@@ -10,6 +10,7 @@ import pytest
 from lab.ablations.live import calibrate
 from lab.bench.common.client import Outcome
 from lab.faults.tiny import tiny_model
+from lab.loads.trace import TraceRow, write_trace
 from lab.planning import validate
 from lab.simulator import command as simulate
 from lab.simulator.models.presets import preset
@@ -44,6 +45,24 @@ def test_a_real_node_and_its_twin(tmp_path, capsys, monkeypatch):
     assert read.front_s > 0 and read.handover_s == 0 and read.prefill == tuple(config["model"]["prefill"])
     small = ["--generate", "chats", "--requests", "20", "--prefill", "0", "--decode", "0", "--mixed", "2"]
     assert simulate.main([*small, "--model", str(fitted)]) == 0
+
+
+def test_no_request_of_a_trace_is_measured_and_fitted_to(tmp_path):
+    """A model reproduces the data it was fitted to."""
+    path = tmp_path / "t.jsonl"
+    write_trace(path, [TraceRow(1000 * i, 600, 80, [2 * i, 2 * i + 1]) for i in range(20)])
+    args = validate.parser().parse_args(["--trace", str(path), "--rate", "1"])
+    fitted, measured = (validate.rows_of(args, seed, 100.0) for seed in (args.fit_seed, args.seed))
+    blocks = [{block for row in part for block in row.hash_ids} for part in (fitted, measured)]
+    assert len(fitted) == len(measured) == 10 and not blocks[0] & blocks[1]
+
+
+def test_answers_of_one_token_validate_no_time_between_tokens(monkeypatch):
+    """The refusal is a line; the run before it is not lost to a traceback."""
+    figures = {figure: None if figure == "tbt_s" else {"mean": 1.0} for _, figure, *_ in validate.METRICS}
+    monkeypatch.setattr(validate, "simulate", lambda *_: (figures, None))
+    with pytest.raises(ValueError, match=r"TPOT mean.*--answer"):
+        validate.compare(figures, None, None, [])
 
 
 def test_prefixes_from_both_tiers_of_a_store(tmp_path, capsys, monkeypatch):

@@ -56,6 +56,16 @@ def test_a_command_that_fails_is_named_and_costs_the_others_nothing(
     assert [row["ours"] for row in json.loads(path.read_text())["rows"]] == [5.0]
 
 
+def test_nothing_to_compare_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for folder, case in ((ours, "a"), (other, "b")):
+        folder.mkdir()
+        (folder / "bench.py").write_text(BENCHMARK.replace("VALUE", "5").replace('"case": "a"', f'"case": "{case}"'))
+    monkeypatch.setattr(compare, "HERE", ours)
+    assert compare.main(["bench.py", "--other", str(other), "--rounds", "1"]) == 1
+    assert "no figure in common" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--other-command", "a", "--other-command", "b"]])
 def test_flags_that_cannot_work_are_refused(tmp_path: Path, words: list[str]):
     with pytest.raises(SystemExit):
