@@ -137,23 +137,55 @@ def test_the_manifests_fit_together():
     assert pods["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s
 
 
-@pytest.mark.parametrize(("answers", "join"), [("", None), ("10.1.0.7", "10.1.0.7:8000")])
-def test_a_pod_joins_whoever_answers(tmp_path, answers, join):
-    """The container's script with stand-ins for what it calls; the flags it makes are a node's."""
+def pod_script(folder: Path, node: dict, **more: str) -> subprocess.Popen[str]:
+    """The script of the container `node`, with stand-ins for what it calls: pods 10.1.0.5 to 7, of which $ANSWERS
+    answers after $ANSWERS_AT tries. `folder`/slept has a line for each second that the script slept."""
     tools = stand_ins(
-        tmp_path,
-        getent='printf "%s STREAM\\n" 10.1.0.5 10.1.0.6 10.1.0.7',
-        curl='case "$*" in *"//$ANSWERS:8000/health") exit 0 ;; *) exit 22 ;; esac',
+        folder,
+        getent='printf "%s STREAM\\n" ${PODS-10.1.0.5 10.1.0.6 10.1.0.7}',
+        curl='[ "$(cat "$SLEPT" 2>/dev/null | wc -l)" -ge "$ANSWERS_AT" ] || exit 7\n'
+        'case "$*" in *" -f"*) exit 22 ;; *"//$ANSWERS:8000/health") exit 0 ;; *) exit 7 ;; esac',
         python='shift; printf "%s\\n" "$@"',
+        sleep=f'echo 1 >>"$SLEPT"; exec {shutil.which("sleep")} 0.01',
     )
-    env = tools | {"POD_IP": "10.1.0.5", "POD_NAME": "mooncake-0", "ANSWERS": answers or "nobody"}
-    env |= of("ConfigMap", "mooncake")["data"]
-    command = [*container()["command"], *container()["args"]]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
-    config = parse(done.stdout.split())
-    assert (config.join, config.host, config.node_id) == (join, "10.1.0.5", "mooncake-0")
+    env = tools | {"POD_IP": "10.1.0.5", "ANSWERS": "nobody", "ANSWERS_AT": "0", "SLEPT": str(folder / "slept")} | more
+    return subprocess.Popen([*node["command"], *node["args"]], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def slept(folder: Path) -> int:
+    path = folder / "slept"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("pod", "more", "join", "tries"),
+    [
+        (0, {"ANSWERS": "10.1.0.7"}, "10.1.0.7:8000", 0),
+        (2, {"ANSWERS": "10.1.0.7"}, "10.1.0.7:8000", 0),
+        (0, {"PODS": "10.1.0.5"}, None, 0),  # the first pod of a new cluster
+        (0, {}, None, 9),  # all have restarted
+        (0, {"PODS": ""}, None, 9),  # no names are resolved
+        (0, {"ANSWERS": "10.1.0.6", "ANSWERS_AT": "5"}, "10.1.0.6:8000", 5),
+        (1, {"ANSWERS": "10.1.0.6", "ANSWERS_AT": "25"}, "10.1.0.6:8000", 25),  # it never starts a cluster of its own
+    ],
+)
+def test_a_pod_joins_whoever_answers_and_only_the_first_starts_a_cluster(tmp_path, pod, more, join, tries):
+    """The flags that the script makes are a node's. A pod that loads its model answers 503, an error for `curl -f`."""
+    more |= {"POD_NAME": f"mooncake-{pod}"} | of("ConfigMap", "mooncake")["data"]
+    said, _ = pod_script(tmp_path, container(), **more).communicate(timeout=120)
+    config = parse(said.split())
+    assert (config.join, config.host, config.node_id) == (join, "10.1.0.5", f"mooncake-{pod}")
+    assert slept(tmp_path) == tries
     keys = {f"{m['mountPath']}/" for m in container()["volumeMounts"] if m["name"] == "keys"}
     assert {f"{Path(str(path)).parent}/" for path in (config.api_key_file, config.cluster_key_file)} == keys
+
+
+def test_a_pod_that_waits_for_the_first_one_can_be_stopped(tmp_path):
+    """The shell is process 1 of the container, which a SIGTERM without a trap does not end."""
+    script = pod_script(tmp_path, container(), POD_NAME="mooncake-1", MOONCAKE_MODEL="m")
+    eventually(tmp_path / "slept", 3)
+    script.terminate()
+    assert (script.communicate(timeout=60)[0], script.returncode) == ("", 0)
 
 
 def test_a_pod_that_stops_drains_itself(tmp_path):
