@@ -8,14 +8,17 @@
     CMD stop expert-rank NAME JOIN    it should leave, by SIGTERM; or it has left, or was not ready in time
     exit code                  0 = done; anything else = failed, and a start is tried again later
 
-The user writes the order of the arguments by placeholders (engine/config/scaling.py). No shell reads them.
+ROLE is as --role takes it: roles of one node are joined by commas. The user writes the order of the arguments by
+placeholders (engine/config/scaling.py). No shell reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from tempfile import TemporaryFile
 
 TIMEOUT_S = 60.0
@@ -27,9 +30,11 @@ class CommandFailed(Exception):
 
 async def call(parts: Sequence[str], action: str, role: str, name: str, join: str) -> None:
     """Run the command and wait for its end, at most TIMEOUT_S. Raises CommandFailed."""
-    argv = [part.format(action=action, role=role, name=name, join=join) for part in parts]
-    with TemporaryFile() as out:  # a pipe would be open for as long as a node that the command leaves behind
+    argv = [part.format(action=action, role=role.replace("+", ","), name=name, join=join) for part in parts]
+    with ExitStack() as files:
         try:
+            # A pipe would be open for as long as a node that the command leaves behind.
+            out = files.enter_context(TemporaryFile())
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -47,7 +52,7 @@ async def call(parts: Sequence[str], action: str, role: str, name: str, join: st
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)  # a shell's ssh that hangs, too
         if code:
             out.seek(0)
             lines = out.read().decode(errors="replace").strip().splitlines() or ["no output"]

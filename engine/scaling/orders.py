@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from engine.config.config import Config
 from engine.scaling.command import CommandFailed
@@ -51,7 +51,8 @@ class Orders:
                 log.warning("%s was not ready %g s after its start, and is given up: %s", effect.node, start_s, told)
             else:
                 log.info("%s %s: %s", action_of(effect), effect.node, told)
-            task = spawn(self._carry_out(effect), "scaling")
+            before = [task for task, other in self._running.items() if other.node == effect.node]
+            task = spawn(self._carry_out(effect, before), "scaling")
             self._running[task] = effect
             task.add_done_callback(self._running.pop)
 
@@ -63,8 +64,11 @@ class Orders:
         await asyncio.gather(*running, return_exceptions=True)
         return [*running.values()]
 
-    async def _carry_out(self, effect: Effect) -> None:
+    async def _carry_out(self, effect: Effect, before: Collection[asyncio.Task[None]]) -> None:
+        """`before`: of the same node. A stop that runs while the node starts again would end the new one."""
         action = action_of(effect)
+        if before:
+            await asyncio.wait(before)
         try:
             await self._act(effect)
         except (CommandFailed, PeerLost, PeerRefused, RemoteError, TimeoutError) as error:

@@ -101,6 +101,7 @@ class LocalCluster:
         self.threads = threads_per_node(self.plan)
         self.env = {**os.environ, **thread_environment(self.plan, self.threads), **processes.env}
         self._nodes: dict[str, Node] = {}
+        self.unheard = ""  # why a node that is ready did not tell us its members, the last time
 
     @property
     def nodes(self) -> list[Node]:
@@ -173,9 +174,10 @@ class LocalCluster:
         """Whether every living node counts exactly the living ones as members."""
         living = {node.name for node in self._nodes.values() if node.alive}
         try:
-            return all(self.members(name) == living for name in living)
-        except rest.RestError:
-            return False
+            formed, self.unheard = all(self.members(name) == living for name in living), ""
+        except rest.RestError as error:
+            formed, self.unheard = False, str(error)
+        return formed
 
     def members(self, name: str) -> set[str]:
         """Ids of the nodes that this node considers alive, including its own. Raises RestError."""
@@ -248,7 +250,8 @@ class LocalCluster:
             self.check()
             if time.monotonic() > deadline:
                 late = [node.name for node in self._nodes.values() if not node.url] or [*self._nodes]
-                raise StartTimeout(f"{', '.join(late)} not {what} in time; logs are in {self.run_dir}")
+                why = f" ({self.unheard})" if self.unheard else ""
+                raise StartTimeout(f"{', '.join(late)} not {what} in time{why}; logs are in {self.run_dir}")
             yield
 
     def _spawn(self, name: str, role: str, join: str | None, flags: Sequence[str] = ()) -> Node:

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
+from itertools import count
 
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
 from lab.launch.nodes import check_kind
 
-PORT = 8000
+PORT, MAX_PORT = 8000, 65_535
 PLACED = {
     "--role": "it is the second word of a line",
     "--node-id": "nodes are named after their role",
@@ -53,27 +56,72 @@ def read_hosts(
 ) -> list[Host]:
     """The hosts of a file with this text. `flags` go to every node, before those of its line. `port`: HTTP port of the
     first node on each host; 0 = any free ones. Raises UsageError, which names the file and the line."""
-    hosts: list[Host] = []
-    nodes_at: Counter[str] = Counter()
+    lines: list[_Line] = []
     for number, line in enumerate(text.splitlines(), 1):
-        try:
-            words = shlex.split(line, comments=True)
-            if words:
-                target, kind, config = _checked(words, flags)
-                where = config.host if config.host != Config().host else address(target)
-                free = port and port + nodes_at[where]
-                nodes_at[where] += 1
-                place = ("--net", "lan", "--host", where, "--port", str(free))
-                hosts.append(Host(target, kind, (*place, *flags, *words[2:])))
-        except (ValueError, UsageError) as error:
-            raise UsageError(f"--hosts {file}, line {number}: {error}") from None
-    if not hosts:
+        with _named(file, number):
+            if words := shlex.split(line, comments=True):
+                lines.append(_checked(number, words, flags, address))
+    if not lines:
         raise UsageError(f"--hosts {file} names no host; write a line for each node: HOST ROLE [FLAGS]")
+    if not all(loopback(line.address) for line in lines):
+        for line in lines:
+            with _named(file, line.number):
+                if line.looked_up and loopback(line.address):
+                    raise ValueError(
+                        f"{line.target!r} is {line.address} here, where no other host reaches its node (/etc/hosts "
+                        "may say so): add --host ADDRESS to the line"
+                    )
+    hosts: list[Host] = []
+    taken: defaultdict[str, set[int]] = defaultdict(set)
+    for line in filter(lambda line: line.port, lines):
+        with _named(file, line.number):
+            if line.port in taken[line.address]:
+                raise ValueError(f"the node of another line listens on port {line.port} of {line.address}, too")
+            taken[line.address].add(line.port)
+    for line in lines:
+        own = line.port
+        if port and not own:
+            own = next(free for free in count(port) if free not in taken[line.address])
+            taken[line.address].add(own)
+        if own > MAX_PORT:
+            raise UsageError(f"--port {port}: {line.address} has too few ports from this one on; give a lower one")
+        place = ("--net", "lan", "--host", line.address, "--port", str(own))
+        hosts.append(Host(line.target, line.kind, (*place, *flags, *line.flags)))
     return hosts
 
 
-def _checked(words: Sequence[str], flags: Sequence[str]) -> tuple[str, str, Config]:
-    """(target, kind, what the flags make) of a line. Raises ValueError, UsageError."""
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the file. `looked_up`: its address is that of the host's name; `port`: its own one, 0 = it has none."""
+
+    number: int
+    target: str
+    kind: str
+    flags: tuple[str, ...]
+    address: str
+    looked_up: bool
+    port: int
+
+
+def loopback(address: str) -> bool:
+    """Whether only the host itself reaches this address."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:  # a name, which the node looks up where it is
+        return False
+
+
+@contextmanager
+def _named(file: str, number: int) -> Iterator[None]:
+    """What is wrong inside is wrong in this line."""
+    try:
+        yield
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"--hosts {file}, line {number}: {error}") from None
+
+
+def _checked(number: int, words: Sequence[str], flags: Sequence[str], address: Callable[[str], str]) -> _Line:
+    """Raises ValueError, UsageError."""
     if len(words) < 2 or words[1].startswith("-"):
         raise ValueError(f"{words[0]!r} has no role; write HOST ROLE [FLAGS]")
     target, kind, *own = words
@@ -83,4 +131,8 @@ def _checked(words: Sequence[str], flags: Sequence[str]) -> tuple[str, str, Conf
     for flag in own:
         if remedy := PLACED.get(flag.partition("=")[0]):
             raise ValueError(f"{flag} is not for a hosts file: {remedy}")
-    return target, kind, parse([*flags, *own, "--role", kind.replace("+", ",")])
+    config = parse([*flags, *own, "--role", kind.replace("+", ",")])
+    looked_up = config.host == Config().host
+    where = address(target) if looked_up else config.host
+    has_port = any(flag.partition("=")[0] == "--port" for flag in own)
+    return _Line(number, target, kind, tuple(own), where, looked_up, config.port if has_port else 0)

@@ -1,21 +1,24 @@
 """A cluster of node processes on other hosts, started and stopped over ssh, for scripts/up --hosts.
 
 Each node is the child of one ssh of ours. Its stdout and stderr come back into NAME.out and NAME.log. Signals go out as
-lines on its stdin; the end of stdin is a SIGTERM too, so a node drains if this launcher or the connection is lost.
-Login is by key only (BatchMode): nothing asks for a password.
+lines on its stdin; the end of stdin is a SIGTERM too, so a node drains if this launcher or the connection is lost, and
+is killed if it does not. Login is by key only (BatchMode): nothing asks for a password.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 from lab.launch.cluster import ROOT, LocalCluster, NodeDied, Processes
@@ -33,10 +36,19 @@ HINTS = {
 
 START = """cd {folder} || exit 1
 exec 3<&0
-{{ while read -r signal; do kill -s "$signal" $$; done; kill -s TERM $$; }} <&3 >/dev/null 2>&1 &
+{{ while read -r signal; do kill -s "$signal" $$; done
+kill -s TERM $$
+left={end_s}
+while kill -s 0 $$; do
+[ $left -gt 0 ] || kill -s KILL $$
+sleep 1
+left=$((left - 1))
+done; }} <&3 >/dev/null 2>&1 &
 exec {argv} </dev/null 3<&-"""
 """`kill` goes to the shell that becomes the node. The descriptor 3 is there because a shell gives a program in the
-background another stdin."""
+background another stdin. A node that hears no SIGTERM is killed `end_s` seconds after the end of the connection."""
+
+UNSAFE = re.compile("[^A-Za-z0-9_./:=-]")
 
 CHECK = """cd {folder} && command -v {python} >/dev/null && exec echo {ready}
 echo "no {python} in {folder}: clone the repository there and run scripts/setup, or name the folder with --folder" >&2
@@ -58,9 +70,11 @@ class Remote:
     processes: Processes = field(default_factory=Processes)
 
     def command(self, target: str, script: str) -> list[str]:
-        """The ssh that runs a POSIX shell script on this host, whatever the login shell is."""
+        """The ssh that runs a POSIX shell script on this host, whatever the login shell is: csh refuses lines in quotes
+        and looks for a '!' even there, so the script goes as octal numbers."""
         options = [word for option in OPTIONS for word in ("-o", option)]
-        return [*self.ssh, *options, "-T", target, f"exec sh -c {shlex.quote(script)}"]
+        octal = UNSAFE.sub(lambda found: "".join(f"\\0{byte:03o}" for byte in found[0].encode()), script)
+        return [*self.ssh, *options, "-T", target, f"""exec sh -c 'eval "$(printf %b "$1")"' sh '{octal}'"""]
 
 
 class RemoteProcess:
@@ -133,33 +147,54 @@ class RemoteCluster(LocalCluster):
         """Log in to all hosts at once, and look for the program. Raises HostsFailed, which names every host that
         fails."""
         targets = list(dict.fromkeys(host.target for host in self.hosts.values()))
-        with ThreadPoolExecutor(len(targets)) as pool:
-            told = dict(zip(targets, pool.map(self._refusal, targets), strict=True))
+        deadline = time.monotonic() + 3 * LOGIN_S
+        with ExitStack() as logins:
+            asked = {target: logins.enter_context(self._login(target)) for target in targets}
+            told = {target: refusal(deadline) for target, refusal in asked.items()}
         if failed := [f"    {target}: {reason}" for target, reason in told.items() if reason]:
             lines = "\n".join(failed)
             raise HostsFailed(f"{len(failed)} of {len(targets)} hosts cannot start a node:\n{lines}")
 
-    def _refusal(self, target: str) -> str:
-        """Why this host cannot start a node; empty if it can."""
+    @contextmanager
+    def _login(self, target: str) -> Iterator[Callable[[float], str]]:
+        """Logs in; call what it returns with a time to wait for, for why this host cannot start a node; empty if it
+        can. An ssh that still waits at the end of the context is ended."""
         folder, python = shlex.quote(self.remote.folder), shlex.quote(self.remote.program[0])
         script = CHECK.format(folder=folder, python=python, ready=shlex.quote(READY))
-        command = self.remote.command(target, script)
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3 * LOGIN_S, check=False
+        # Pipes would be open for as long as an ssh that ControlPersist leaves behind.
+        with TemporaryFile() as out, TemporaryFile() as err:
+            ssh = subprocess.Popen(
+                self.remote.command(target, script), stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
-        except subprocess.TimeoutExpired:
-            return f"no answer within {3 * LOGIN_S} s"
-        if done.returncode == 0 and READY in done.stdout:
-            return ""
-        told = " ".join(done.stderr.split()) or f"ssh ended with exit code {done.returncode}"
-        return "; ".join([told, *(hint for sign, hint in HINTS.items() if sign in told)])
+
+            def refusal(deadline: float) -> str:
+                try:
+                    code = ssh.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    return f"no answer within {3 * LOGIN_S} s"
+                said, told = _text(out), " ".join(_text(err).split())
+                if code == 0 and READY in said:
+                    return ""
+                told = told or f"ssh ended with exit code {code}"
+                return "; ".join([told, *(hint for sign, hint in HINTS.items() if sign in told)])
+
+            try:
+                yield refusal
+            finally:
+                ssh.kill()
+                ssh.wait()
 
     def _spawn(self, name: str, role: str, join: str | None, flags: Sequence[str] = ()) -> Node:
         host = self.hosts[name]
         argv = [*self.remote.program, "--role", role, "--node-id", name, *self._entrance(join, host.flags)]
         argv += [flag.replace("{node}", name) for flag in (*host.flags, *flags)]
-        script = START.format(folder=shlex.quote(self.remote.folder), argv=shlex.join(argv))
+        folder, end_s = shlex.quote(self.remote.folder), math.ceil(self.stop_timeout_s)
+        script = START.format(folder=folder, argv=shlex.join(argv), end_s=end_s)
         command = self.remote.command(host.target, script)
         self._nodes[name] = spawn(name, role, command, self.run_dir, os.environ, execute_there)
         return self._nodes[name]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -30,12 +31,11 @@ from engine.config.flags import UsageError, parse
 from lab.flag_types import port, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, POLL_S, ROOT, LocalCluster, NodeDied, Processes, StartTimeout, Where
-from lab.launch.hosts import PORT, Host, read_hosts
+from lab.launch.hosts import MAX_PORT, PORT, Host, read_hosts
 from lab.launch.nodes import Node, parse_nodes
 from lab.launch.remote import Remote, RemoteCluster
 from lab.launch.report import nodes_table, timeline
 
-MAX_PORT = 65_535
 START_S = 900.0  # large weights, or kernels that are compiled on busy cores; a person who looks on has Ctrl-C
 STOP_S = 10.0  # how much longer a node on another host may take to end than its --drain-timeout-ms
 OWN_FLAGS = ("--nodes", "--hosts", "--ssh", "--folder", "--follow", "--ask", "--max-tokens", "--port", "--ssd-path")
@@ -79,7 +79,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], 
                 raise UsageError(f"--{name.replace('_', '-')} is not for --hosts: its lines have roles and flags")
     options.nodes = DEFAULT_NODES if options.nodes is None else options.nodes
     options.port = options.port if options.port is not None else PORT if options.hosts else 0
-    most = MAX_PORT - len(parse_nodes(options.nodes)) + 1
+    most = MAX_PORT if options.hosts else MAX_PORT - len(parse_nodes(options.nodes)) + 1
     if not 0 <= options.port <= most:
         raise UsageError(f"--port {options.port}: the nodes take ports from this one on; give 0 to {most}")
     flags = [flag for flag in flags if flag != "--"]
@@ -145,8 +145,19 @@ def made(options: argparse.Namespace, flags: list[str], config: Config, more: di
         )
     stop_s = config.drain_timeout_ms / 1000 + STOP_S
     processes = Processes(start_timeout_s=START_S, stop_timeout_s=stop_s)
-    remote = Remote(shlex.split(options.ssh), options.folder, processes=processes)
+    remote = Remote(ssh_of(options.ssh), options.folder, processes=processes)
     return RemoteCluster(hosts, replace(remote, **more), **where)
+
+
+def ssh_of(text: str) -> list[str]:
+    """The words of --ssh. Raises UsageError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--ssh {text!r}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise UsageError(f"--ssh {text!r}: no such program here; install OpenSSH's client, or name another one")
+    return words
 
 
 def hosts_of(options: argparse.Namespace, flags: list[str]) -> list[Host]:
@@ -178,9 +189,9 @@ def announce(cluster: LocalCluster, announced: set[str], console: Console) -> No
 
 
 def doing(cluster: LocalCluster) -> str:
-    """Last log line of each node that is not ready yet."""
+    """Last log line of each node that is not ready yet; then, whether one does not answer here."""
     lines = [f"{node.name}: {(node.last_lines(1) or ['starting'])[0][:90]}" for node in cluster.nodes if not node.url]
-    return "\n".join(lines).replace("[", r"\[") or "joining"
+    return ("\n".join(lines) or f"joining {cluster.unheard}".strip()).replace("[", r"\[")
 
 
 def serve(cluster: LocalCluster, console: Console, follow: bool = False) -> None:

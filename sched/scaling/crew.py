@@ -19,7 +19,8 @@ from sched.classes import ServiceClass
 from sched.scaling.bounds import Bounds
 
 LONGEST_PAUSE_S = 600.0
-"""Longest pause after starts that failed; each failure doubles it."""
+"""Longest pause after starts that failed; each further failure doubles it. Starts that were asked for together and fail
+together count once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ class Crew:
             return []
         if now - self._short_since >= self._rules.out_s and now >= self._retry_at:
             self._short_since = math.nan
-            for name in self._free_names(short, taken | {member.name for member in members} | coming):
+            here = {member.name for member in members}
+            for name in self._free_names(short, taken | here | coming | self._unstopped.keys()):
                 self._pending[name] = now
                 effects.append(Start(self.bounds.role, name))
             self.counts["starting"] = len(coming)
@@ -154,7 +156,8 @@ class Crew:
         self._pause(now)
 
     def _pause(self, now: float) -> None:
-        self._failures += 1
+        if now >= self._retry_at:  # otherwise another one of the same round has failed before
+            self._failures += 1
         self._retry_at = now + min(LONGEST_PAUSE_S, self._rules.out_s * 2.0 ** min(self._failures, 20))
 
     def _watch(self, now: float, members: Sequence[Present], ready: set[str], acts: bool) -> list[Effect]:
@@ -168,12 +171,14 @@ class Crew:
         for name in loading - self._given_up:
             self._pending.setdefault(name, now)
         gone = (self._draining | self._asked) - here
-        for name, again_at in list(self._unstopped.items()):
-            if name in here or now >= again_at:  # it runs again under this name, or: once more
-                del self._unstopped[name]
-                gone |= {name} - here
-        self._asked &= here
         late = set()
+        for name, again_at in list(self._unstopped.items()):
+            if name in here - self._given_up:  # it is ready after all, or somebody else has started it
+                del self._unstopped[name]
+            elif now >= again_at:
+                del self._unstopped[name]
+                (late if name in here else gone).add(name)
+        self._asked &= here
         for name, since in list(self._pending.items()):
             if name in names:
                 self._failures = 0

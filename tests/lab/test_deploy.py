@@ -137,23 +137,55 @@ def test_the_manifests_fit_together():
     assert pods["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s
 
 
-@pytest.mark.parametrize(("answers", "join"), [("", None), ("10.1.0.7", "10.1.0.7:8000")])
-def test_a_pod_joins_whoever_answers(tmp_path, answers, join):
-    """The container's script with stand-ins for what it calls; the flags it makes are a node's."""
+def pod_script(folder: Path, node: dict, **more: str) -> subprocess.Popen[str]:
+    """The script of the container `node`, with stand-ins for what it calls: pods 10.1.0.5 to 7, of which $ANSWERS
+    answers after $ANSWERS_AT tries. `folder`/slept has a line for each second that the script slept."""
     tools = stand_ins(
-        tmp_path,
-        getent='printf "%s STREAM\\n" 10.1.0.5 10.1.0.6 10.1.0.7',
-        curl='case "$*" in *"//$ANSWERS:8000/health") exit 0 ;; *) exit 22 ;; esac',
+        folder,
+        getent='printf "%s STREAM\\n" ${PODS-10.1.0.5 10.1.0.6 10.1.0.7}',
+        curl='[ "$(cat "$SLEPT" 2>/dev/null | wc -l)" -ge "$ANSWERS_AT" ] || exit 7\n'
+        'case "$*" in *" -f"*) exit 22 ;; *"//$ANSWERS:8000/health") exit 0 ;; *) exit 7 ;; esac',
         python='shift; printf "%s\\n" "$@"',
+        sleep=f'echo 1 >>"$SLEPT"; exec {shutil.which("sleep")} 0.01',
     )
-    env = tools | {"POD_IP": "10.1.0.5", "POD_NAME": "mooncake-0", "ANSWERS": answers or "nobody"}
-    env |= of("ConfigMap", "mooncake")["data"]
-    command = [*container()["command"], *container()["args"]]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
-    config = parse(done.stdout.split())
-    assert (config.join, config.host, config.node_id) == (join, "10.1.0.5", "mooncake-0")
+    env = tools | {"POD_IP": "10.1.0.5", "ANSWERS": "nobody", "ANSWERS_AT": "0", "SLEPT": str(folder / "slept")} | more
+    return subprocess.Popen([*node["command"], *node["args"]], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def slept(folder: Path) -> int:
+    path = folder / "slept"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("pod", "more", "join", "tries"),
+    [
+        (0, {"ANSWERS": "10.1.0.7"}, "10.1.0.7:8000", 0),
+        (2, {"ANSWERS": "10.1.0.7"}, "10.1.0.7:8000", 0),
+        (0, {"PODS": "10.1.0.5"}, None, 0),  # the first pod of a new cluster
+        (0, {}, None, 9),  # all have restarted
+        (0, {"PODS": ""}, None, 9),  # no names are resolved
+        (0, {"ANSWERS": "10.1.0.6", "ANSWERS_AT": "5"}, "10.1.0.6:8000", 5),
+        (1, {"ANSWERS": "10.1.0.6", "ANSWERS_AT": "25"}, "10.1.0.6:8000", 25),  # it never starts a cluster of its own
+    ],
+)
+def test_a_pod_joins_whoever_answers_and_only_the_first_starts_a_cluster(tmp_path, pod, more, join, tries):
+    """The flags that the script makes are a node's. A pod that loads its model answers 503, an error for `curl -f`."""
+    more |= {"POD_NAME": f"mooncake-{pod}"} | of("ConfigMap", "mooncake")["data"]
+    said, _ = pod_script(tmp_path, container(), **more).communicate(timeout=120)
+    config = parse(said.split())
+    assert (config.join, config.host, config.node_id) == (join, "10.1.0.5", f"mooncake-{pod}")
+    assert slept(tmp_path) == tries
     keys = {f"{m['mountPath']}/" for m in container()["volumeMounts"] if m["name"] == "keys"}
     assert {f"{Path(str(path)).parent}/" for path in (config.api_key_file, config.cluster_key_file)} == keys
+
+
+def test_a_pod_that_waits_for_the_first_one_can_be_stopped(tmp_path):
+    """The shell is process 1 of the container, which a SIGTERM without a trap does not end."""
+    script = pod_script(tmp_path, container(), POD_NAME="mooncake-1", MOONCAKE_MODEL="m")
+    eventually(tmp_path / "slept", 3)
+    script.terminate()
+    assert (script.communicate(timeout=60)[0], script.returncode) == ("", 0)
 
 
 def test_a_pod_that_stops_drains_itself(tmp_path):
@@ -278,6 +310,12 @@ def test_a_requeued_first_node_waits_for_the_others(tmp_path, others):
         job.wait()
 
 
+def test_a_host_outside_the_network_is_named(tmp_path):
+    env = slurm(tmp_path, SLURM_NTASKS="1", MOONCAKE_NET="10.9.")
+    job = subprocess.run(["bash", str(FOLDER / "mooncake.sbatch")], env=env, capture_output=True, text=True, timeout=60)
+    assert "mooncake: n0 has no address 10.9...." in job.stderr and not Path(env["LOG"]).exists()
+
+
 def test_a_task_without_a_name_says_which_array_fits(tmp_path):
     env = os.environ | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "11"}
     command = ["bash", str(FOLDER / "ablation.sbatch"), "pool", "ratio", "--", "--seeds", "1"]
@@ -368,14 +406,54 @@ def test_scale_local_starts_a_rank_with_experts(tmp_path):
     assert (command, args.name, args.join, args.model) == ("expert-rank", "n-rank-0", "127.0.0.1:9100", "m")
 
 
+def test_scale_local_says_that_the_interpreter_is_missing(tmp_path):
+    """In the background nobody heard of it, and the cluster waited for the node until --scale-start-ms."""
+    env = os.environ | {"MOONCAKE_RUN": str(tmp_path), "MOONCAKE_PYTHON": str(tmp_path / "missing")}
+    command = [str(FOLDER / "scale-local"), "start", "decode", "n-0", "h:1"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"no {tmp_path}/missing: run scripts/setup" in done.stderr
+
+
+def test_scale_local_signals_nobody_while_a_start_is_under_way(tmp_path):
+    """The process id of an earlier node of that name may be that of another process now."""
+    start = ["flock", str(tmp_path / "n-0.lock"), "sleep", "600"]
+    with subprocess.Popen(start, start_new_session=True) as holder, subprocess.Popen(["sleep", "600"]) as stranger:
+        try:
+            deadline = time.monotonic() + 60
+            while subprocess.run(["flock", "-n", start[1], "true"], check=False).returncode == 0:
+                assert time.monotonic() < deadline
+            assert scale_local(tmp_path, "stop", "decode", "n-0", "h:1").returncode == 1, "it is tried again"
+        finally:
+            os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+        (tmp_path / "n-0.pid").write_text(str(stranger.pid))
+        try:
+            assert scale_local(tmp_path, "start", "decode", "n-0", "h:1").returncode == 0
+            assert int((tmp_path / "n-0.pid").read_text()) != stranger.pid
+            assert scale_local(tmp_path, "stop", "decode", "n-0", "h:1").returncode == 0
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_cdpath_does_not_lead_a_script_elsewhere(tmp_path):
+    """`cd` prints the folder then, and its line became a part of the path."""
+    command = "cd scripts && MOONCAKE_PYTHON=echo deploy/scale-local start decode n-0 h:1"
+    env = os.environ | {"MOONCAKE_RUN": str(tmp_path), "CDPATH": "."}
+    run("env", *(f"{name}={env[name]}" for name in ("MOONCAKE_RUN", "CDPATH")), "bash", "-c", f"cd {ROOT}; {command}")
+    assert eventually(tmp_path / "n-0.log", 1)[0].startswith(f"{ROOT}/mooncake.py --role decode")
+
+
 def test_scale_local_refuses_what_it_does_not_know(tmp_path):
     assert "neither start nor stop" in scale_local(tmp_path, "dance", "decode", "n", "h:1").stderr
     assert "usage" in scale_local(tmp_path, "start").stderr
 
 
-# Slurm by stand-ins: squeue lists the jobs that were submitted. One that is PENDING ends by a scancel without a signal.
+# Slurm by stand-ins: squeue lists the jobs that were submitted, and one that is COMPLETING if no --states leaves it
+# out. One that is PENDING ends by a scancel without a signal.
 SBATCH = 'echo "$@" >>"$LOG"; cat >"$JOB"; echo 7'
-SQUEUE = '[ ! -e "$JOB" ] || echo 7'
+SQUEUE = """[ ! -e "$JOB" ] || echo 7
+case $* in *--states*) ;; *) [ ! -e "$JOB.completing" ] || echo 6 ;; esac"""
 SCANCEL = """echo cancelled "$@" >>"$LOG"
 case $* in *--state=PENDING*) [ ! -e "$JOB.pending" ] || rm "$JOB" "$JOB.pending" ;; esac"""
 
@@ -397,6 +475,7 @@ def test_scale_slurm_submits_a_name_once_and_signals_its_job(tmp_path):
         return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=20)
 
     started = ("start", "prefill+decode", "scaled-prefill+decode-0", "10.1.0.1:8000", "--model", "a b")
+    (tmp_path / "job.completing").touch()
     assert scale("stop", *started[1:4]).returncode == 0 and not log.exists(), "nothing of this name runs"
     assert scale(*started).returncode == scale(*started).returncode == 0
     assert log.read_text().count("--job-name scaled-prefill+decode-0") == 1
@@ -404,6 +483,9 @@ def test_scale_slurm_submits_a_name_once_and_signals_its_job(tmp_path):
     config = parse(done.stdout.splitlines())
     assert (config.role, config.node_id, config.join) == ("prefill,decode", started[2], "10.1.0.1:8000")
     assert (config.host, config.port, config.net, config.model) == ("10.1.0.5", 0, "lan", "a b")
+    job.write_text(job.read_text().replace("10\\\\.1", "10\\\\.7"))
+    done = subprocess.run(["bash", str(job)], env=env, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1 and "has no address 10.1...." in done.stderr and not done.stdout
     rank = tmp_path / "rank"
     scale_rank = subprocess.run(
         [str(FOLDER / "scale-slurm"), "start", "expert-rank", "n-rank-0", "10.1.0.1:9100", "--model", "a b"],
@@ -436,6 +518,12 @@ def test_scale_ssh_counts_every_line_and_looks_up_only_hosts_without_an_address(
     asked, *words = done.stdout.splitlines()
     config = parse(["--node-id", *words[2:3], *words[4:]])
     assert (asked, config.host, config.net, config.node_id) == (target, address, "lan", f"n-{number}")
+
+
+def test_scale_ssh_reads_a_file_of_another_system(tmp_path):
+    """Its lines end with a carriage return, as scripts/up takes them too."""
+    done = scale_ssh(tmp_path, "n-3", more="\r\nc decode --host=10.1.0.9\r\n")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "--host=10.1.0.9", done.stderr
 
 
 def test_scale_ssh_names_a_host_without_an_address(tmp_path):

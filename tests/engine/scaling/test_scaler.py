@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 
 from engine.config.flags import UsageError, parse
 from engine.node.weights import NodeWeights
+from engine.scaling import command
 from engine.scaling.command import CommandFailed, call
+from engine.scaling.orders import Orders
 from engine.scaling.scaler import LEAVE, SCALES, Scaler, loads, may_leave
 from engine.update.served import ServedWeights
 from net.errors import RemoteError
@@ -26,7 +29,7 @@ from sched.gossip.record import NodeRecord
 from sched.membership.member import Member, Status
 from sched.scaling.autoscaler import Autoscaler
 from sched.scaling.bounds import parse as parse_bounds
-from sched.scaling.crew import Rules, Start
+from sched.scaling.crew import Effect, Rules, Start, Stop
 
 ROLES = ("prefill", "decode", "store")
 FLAGS = ["--scale-nodes", "mixed=1..4", "--scale-out-ms", "200", "--scale-in-ms", "400", "--scale-command"]
@@ -188,10 +191,65 @@ async def test_a_node_that_the_command_leaves_behind_is_not_waited_for(tmp_path)
     os.kill(int(path.read_text()), signal.SIGKILL)
 
 
+def runs(pid: str) -> bool:
+    """Not if only its exit code is left."""
+    place = Path(f"/proc/{pid}/cmdline")
+    return place.exists() and bool(place.read_bytes())
+
+
+async def test_a_command_that_hangs_ends_with_what_it_called(monkeypatch, tmp_path):
+    """A shell that waits for an ssh: the shell alone would leave one more ssh behind at every try."""
+    monkeypatch.setattr(command, "TIMEOUT_S", 1.0)
+    path = tmp_path / "pid"
+    with pytest.raises(CommandFailed, match="still running after 1 s"):
+        await call(["sh", "-c", f"sleep 600 & echo $! > {path}; wait"], "start", "decode", "n", "h:1")
+    async with asyncio.timeout(30):
+        while runs(path.read_text().strip()):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+
+async def test_a_command_that_cannot_write_anywhere_has_failed(monkeypatch, tmp_path):
+    """It is tried again, like one that cannot be started."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CommandFailed, match="No such file"):
+        await call(["true"], "start", "decode", "n", "h:1")
+
+
 async def test_no_shell_reads_the_arguments(tmp_path):
     path = tmp_path / "said"
     await call([sys.executable, "-c", WRITES, str(path), "{role};{name}", "{join}"], "start", "$(id)", "a b", "`x`")
     assert path.read_text() == "$(id);a b `x`\n"
+
+
+async def test_the_role_is_as_a_node_takes_it(tmp_path):
+    path = tmp_path / "said"
+    await call([sys.executable, "-c", WRITES, str(path), "{role}"], "start", "prefill+decode", "n", "h:1")
+    assert parse(["--role", path.read_text().strip()]).role == "prefill,decode"
+
+
+async def test_orders_for_one_node_run_one_after_the_other():
+    """A stop that is slow and the start that follows it: together, the stop would end the new node."""
+    told, may_end = [], asyncio.Event()
+
+    async def act(effect: Effect) -> None:
+        told.append(("begins", effect))
+        if isinstance(effect, Stop):
+            await may_end.wait()
+        told.append(("ends", effect))
+
+    stop, start, other = Stop("decode", "n"), Start("decode", "n"), Start("decode", "m")
+    orders = Orders(Metrics("m", "n"), act, lambda now, effect: None)
+    orders.give([stop, other], {"decode": {}}, 1.0)
+    orders.give([start], {"decode": {}}, 1.0)
+    async with asyncio.timeout(30):
+        while ("ends", other) not in told:  # noqa: ASYNC110 - another task
+            await asyncio.sleep(0.01)
+        assert ("begins", start) not in told
+        may_end.set()
+        while ("ends", start) not in told:  # noqa: ASYNC110 - another task
+            await asyncio.sleep(0.01)
+    assert told[-3:] == [("ends", stop), ("begins", start), ("ends", start)]
+    assert await orders.close() == []
 
 
 @pytest.mark.parametrize(

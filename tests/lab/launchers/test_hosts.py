@@ -17,7 +17,7 @@ import pytest
 from engine.config.flags import UsageError, parse
 from lab.launch.cluster import ROOT
 from lab.launch.hosts import read_hosts
-from lab.launch.up import read_arguments
+from lab.launch.up import made, read_arguments
 from tests.complaints import complaints
 from tests.e2e.conftest import tiny_model, wait_until
 from tests.lab.conftest import FAKE
@@ -61,6 +61,35 @@ def test_a_line_is_a_node():
     assert [port for *_, port in hosts("a mixed\na store", port=0)] == [0, 0]
 
 
+def test_ports_of_lines_are_left_out():
+    """They were counted, so a node without one got that of another line."""
+    text = "a prefill --port 8001\na decode\na store\na mixed --port=8003\na mixed\n"
+    assert [port for *_, port in hosts(text)] == [8001, 8000, 8002, 8003, 8004]
+    assert [port for *_, port in hosts("a mixed --port 9\nbc mixed --port 9")] == [9, 9], "of two hosts"
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("a mixed --port 9\na store --port 9", "line 2: the node of another line listens on port 9 of 10.0.0.1, too"),
+        ("a mixed\na mixed\na store", "--port 65534: 10.0.0.1 has too few ports from this one on"),
+    ],
+)
+def test_ports_that_cannot_be(text, remedy):
+    with pytest.raises(UsageError, match=re.escape(remedy)):
+        hosts(text, port=65_534)
+
+
+def test_a_name_of_a_loopback_address_is_refused_next_to_other_hosts():
+    """Debian's /etc/hosts gives a host's own name 127.0.1.1: the others would look for its node on themselves."""
+    where = {"me": "127.0.1.1", "b": "10.0.0.1", "c": "127.0.0.2"}
+    for text in ("me prefill\nb decode", "me prefill\nb decode --host 10.0.0.7"):
+        with pytest.raises(UsageError, match=r"line 1: 'me' is 127\.0\.1\.1 here, .* add --host ADDRESS"):
+            read_hosts(text, "f", [], 8000, where.__getitem__)
+    read_hosts("me prefill --host 10.0.0.9\nb decode", "f", [], 8000, where.__getitem__)
+    read_hosts("me prefill\nc decode", "f", [], 8000, where.__getitem__)
+
+
 def test_flags_of_a_line_come_after_those_of_all():
     (one, other) = read_hosts("a prefill\nb decode --block-size 64", "f", ["--block-size", "32"], 1, numbered)
     assert (parse(one.flags).block_size, parse(other.flags).block_size) == (32, 64)
@@ -101,6 +130,14 @@ def test_a_name_without_an_address_is_named():
 def test_flags_that_exclude_each_other(argv, remedy):
     with pytest.raises(UsageError, match=remedy):
         read_arguments(["--hosts", "f", *argv])
+
+
+@pytest.mark.parametrize("ssh", ["ssh 'a", "", "no-such-ssh -p 1"])
+def test_a_wrong_ssh_is_named(tmp_path, ssh):
+    (tmp_path / "hosts").write_text("127.0.0.2 mixed\n")
+    options, flags, config = read_arguments(["--hosts", str(tmp_path / "hosts"), "--ssh", ssh])
+    with pytest.raises(UsageError, match=f"--ssh '?\"?{ssh}"):
+        made(options, flags, config, {})
 
 
 # --- over ssh

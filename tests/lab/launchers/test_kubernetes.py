@@ -6,7 +6,6 @@ written from the extensions' documentation.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from engine.config.flags import parse
-from tests.lab.test_deploy import KUBERNETES, stand_ins
+from tests.lab.test_deploy import KUBERNETES, pod_script, slept
 
 FOLDER = Path(__file__).resolve().parents[3] / "scripts/deploy"
 MANIFESTS = [
@@ -134,28 +133,23 @@ def test_the_manifests_fit_together():
 
 
 @pytest.mark.parametrize(
-    ("index", "size", "others", "role", "join"),
+    ("index", "size", "more", "role", "join", "tries"),
     [
-        (0, 4, "", "prefill", None),
-        (0, 4, "10.1.0.7", "prefill", "10.1.0.7:8000"),
-        (1, 4, "10.1.0.6", "decode", "10.1.0.6:8000"),
-        (3, 4, "10.1.0.6", "store", "10.1.0.6:8000"),
-        (1, 2, "10.1.0.7", "decode", "10.1.0.7:8000"),
-        (0, 1, "", "mixed", None),
+        (0, 4, {"PODS": "10.1.0.5"}, "prefill", None, 0),
+        (0, 4, {}, "prefill", None, 9),
+        (0, 4, {"ANSWERS": "10.1.0.7"}, "prefill", "10.1.0.7:8000", 0),
+        (1, 4, {"ANSWERS": "10.1.0.6", "ANSWERS_AT": "25"}, "decode", "10.1.0.6:8000", 25),
+        (3, 4, {"ANSWERS": "10.1.0.6"}, "store", "10.1.0.6:8000", 0),
+        (1, 2, {"ANSWERS": "10.1.0.7"}, "decode", "10.1.0.7:8000", 0),
+        (0, 1, {"PODS": "10.1.0.5"}, "mixed", None, 0),
     ],
 )
-def test_a_pod_has_a_role_by_index_and_joins_who_answers(tmp_path, index, size, others, role, join):
-    tools = stand_ins(
-        tmp_path,
-        getent='[ "$2" = groups-0.default ] && printf "%s STREAM\\n" 10.1.0.5 10.1.0.6 10.1.0.7',
-        curl='case "$*" in *"//$ANSWERS:8000/health") exit 0 ;; *) exit 7 ;; esac',
-        python='shift; printf "%s\\n" "$@"',
-    )
-    env = tools | {"LWS_WORKER_INDEX": str(index), "LWS_GROUP_SIZE": str(size), "POD_IP": "10.1.0.5"}
-    env |= {"LWS_LEADER_ADDRESS": "groups-0.groups-0.default", "ANSWERS": others or "nobody", "MOONCAKE_MODEL": "m"}
+def test_a_pod_has_a_role_by_index_and_joins_who_answers(tmp_path, index, size, more, role, join, tries):
+    more |= {"LWS_WORKER_INDEX": str(index), "LWS_GROUP_SIZE": str(size), "MOONCAKE_MODEL": "m"}
+    more["LWS_LEADER_ADDRESS"] = "groups-0.groups-0.default"
     (node,) = pod()["spec"]["containers"]
-    command = [*node["command"], *node["args"]]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
-    config = parse(done.stdout.split())
+    said, _ = pod_script(tmp_path, node, **more).communicate(timeout=120)
+    config = parse(said.split())
     assert (config.role, config.join, config.host) == (role, join, "10.1.0.5")
-    assert config.node_id == f"{role}-{index}"
+    assert config.node_id == f"{role}-{index}" and slept(tmp_path) == tries
+    assert 'getent ahostsv4 "${LWS_LEADER_ADDRESS#*.}"' in node["args"][0]

@@ -202,6 +202,46 @@ def test_a_failed_command_waits_too():
     assert steps(core, BUSY, 32, 10) == [start]
 
 
+def test_starts_that_fail_together_count_once():
+    """A launcher that rests for a moment must not keep a large role waiting for ten minutes."""
+    core = Autoscaler(rules(Bounds("decode", 6, 8)))
+    starts = steps(core, [node("own")], 0, 12)
+    assert len(starts) == 5
+    for start in starts:
+        core.failed(12, start)
+    assert steps(core, [node("own")], 12, 2 * int(OUT_S)) == []
+    assert steps(core, [node("own")], 32, 10) == starts
+    for start in starts:
+        core.failed(42, start)
+    assert steps(core, [node("own")], 42, 4 * int(OUT_S)) == [], "the second round waits twice as long"
+    assert steps(core, [node("own")], 82, 10) == starts
+
+
+def test_a_name_whose_stop_failed_is_not_given_to_a_new_node():
+    """The stop is repeated, and would end the node that starts."""
+    core = Autoscaler(rules(Bounds("decode", 1, 8)))
+    name = f"{PREFIX}decode-0"
+    steps(core, [*BUSY, node(name, draining=True)], 0, 9)
+    (stop,) = steps(core, BUSY, 9, 1)
+    core.failed(9.5, stop)
+    effects = steps(core, BUSY, 10, 30)
+    assert effects[0] == Start("decode", f"{PREFIX}decode-1") and Stop("decode", name) in effects
+    assert Start("decode", name) not in effects
+
+
+def test_a_node_that_loads_for_too_long_is_stopped_again_if_nobody_could_stop_it():
+    core = Autoscaler(rules(Bounds("decode", 1, 3)))
+    (start,) = steps(core, BUSY, 0, 12)
+    loads = [*BUSY, node(start.node, ready=False)]
+    (stop,) = steps(core, loads, 12, 62)
+    assert stop == Stop("decode", start.node, late=True)
+    core.failed(74, stop)
+    assert [one for one in steps(core, loads, 74, 30) if isinstance(one, Stop)] == [stop]
+    core.failed(104, stop)
+    ready = [*BUSY, node(start.node)]
+    assert not [one for one in steps(core, ready, 104, 30) if isinstance(one, Stop)], "it is ready after all"
+
+
 def test_only_nodes_that_a_start_named_leave_the_dearest_first():
     core = Autoscaler(rules(Bounds("decode", 1, 8)))
     names = [f"{PREFIX}decode-{i}" for i in range(2)]
