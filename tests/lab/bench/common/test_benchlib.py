@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 import pytest
 
+from lab.bench.common import results
 from lab.bench.common.client import Outcome
 from lab.bench.common.latency import Measured, meets, peak_concurrency, peak_tokens, summarize, tbt_s
-from lab.bench.common import results
 from lab.bench.common.results import Row, changes, commit, exceeded, marked, numbers, report, table, write_result
 from lab.bench.common.trace import trace_specs
 from lab.bench.common.workload import (
