@@ -76,7 +76,7 @@ def exceeded(row: Row) -> list[str]:
 def thin(row: Row) -> str:
     """What to say of a percentile of so few samples that it is their largest value; "" of any other row."""
     found = TAIL.search(row.metric)
-    if found is None or not row.samples:
+    if found is None or not row.samples or row.ours is None:
         return ""
     enough = 100 / (100 - int(found[1]))
     few = min(row.samples.values()) < enough
@@ -92,7 +92,7 @@ def marked(row: Row) -> Row:
 
 
 def add_result_flags(parser: ArgumentParser) -> None:
-    """--quick and --json, the same in every benchmark. Here a program begins: the commit of now is that of its result."""
+    """--quick and --json, the same in every benchmark. A program begins here: its result names the commit of now."""
     if not _begun:
         _begun.append(commit())
     parser.add_argument("--quick", action="store_true", help="a small run of under a minute")
