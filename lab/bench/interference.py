@@ -188,9 +188,21 @@ def rows_of(rounds: Sequence[Round], args: Namespace) -> list[Row]:
             seen = [getattr(r, key) for r in rounds if r.setup == name]
             values[name, key] = max(seen) if key == "max_ms" else median(seen)
     counts = {name: sum(r.setup == name for r in rounds) for name in present}
-    note = f"{args.streams} streams, a prompt of {args.prompt_tokens} tokens; rounds: {counts}"
+    gaps = {name: min(r.gaps for r in rounds if r.setup == name) for name in present}
+    note = (
+        f"{args.streams} streams, a prompt of {args.prompt_tokens} tokens; rounds: {counts}; gaps of the round with "
+        f"the fewest: {gaps}"
+    )
     return [
-        Row(name, metric, unit, values[name, key], {FULL: values.get((FULL, key))}, note=note)
+        Row(
+            name,
+            metric,
+            unit,
+            values[name, key],
+            {FULL: values.get((FULL, key))},
+            note=note,
+            samples={"ours": gaps[name]} | ({FULL: gaps[FULL]} if FULL in gaps else {}),
+        )
         for metric, unit, key in METRICS
         for name in present
     ]

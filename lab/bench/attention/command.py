@@ -15,8 +15,7 @@ not profiled: decode moves K, V, q and out once; prefill needs 4 heads head_size
 Peers are torch's SDPA (flash and cuDNN), FlexAttention and, where it is installed, FlashInfer. SDPA and FlexAttention
 get K and V as dense tensors, so they save the block table, which ours pays for. A peer that refuses a shape is missing.
 
-No figure has been measured on a GPU yet. lab/bench/attention/on_cpu.py describes the measurement on the CPU and its
-results.
+No figure has been measured on a GPU yet. lab/bench/attention/on_cpu.py describes the measurement on the CPU.
 """
 
 from __future__ import annotations

@@ -11,12 +11,9 @@ Limits, for the same number of threads (lab/bench/ops/limits.py); a share above 
     GEMM   GFLOP/s of the fastest product by a torch with the level's instructions, in bfloat16 for levels that multiply
            it, else in float32: the limit of prefill if the softmax were free; the goal is 0.6 of it
 
-Each share is a row of its own, whose limit is the goal.
-
-On AMX (engine-cpu.md; one and two threads of a Xeon): decode 0.12-0.60 and prefill 0.39-0.52 of torch's time. Prefill
-stays below half of the GEMM rate there, because a score costs an exponential in addition to two products of 64
-multiply-adds, and vector arithmetic runs at half its rate next to tile instructions. Decode is bound by memory: 83 % of
-the rate at which the same blocks can be read at all.
+Each share is a row of its own, whose limit is the goal. On AMX a prefill cannot come near the GEMM rate: a score costs
+an exponential in addition to two products of 64 multiply-adds, and vector arithmetic is slower next to tile
+instructions.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python rank_program.py RANK SIZE STORE ROUNDS BYTES,BYTES,...
 
-Gloo and ours take turns, round by round, in the same processes and with the same tensors. A round is a barrier, then
-calls for about ROUND_S. The time of a call in a round is that of the slowest rank. Rank 0 prints a list of
-[collective, bytes, {"ours": [s, ...], "gloo": [s, ...], "memcpy": [s, ...]}].
+Gloo and ours take turns in the same processes and with the same tensors; who begins changes with each round. A round
+is a barrier, then calls for about ROUND_S. The time of a call in a round is that of the slowest rank. Rank 0 prints a
+list of [collective, bytes, {"ours": [s, ...], "gloo": [s, ...], "memcpy": [s, ...]}].
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def measure(call: Callable[[Any], object], groups: dict[str, Any], rounds: int) 
         once = torch.tensor([max(seconds(call, group, 2), 1e-7)])
         dist.all_reduce(once, dist.ReduceOp.MAX)
         repeats[name] = max(1, min(MOST_CALLS, int(ROUND_S / once.item())))
-    for _ in range(rounds):
-        for name, group in groups.items():
+    for number in range(rounds):
+        for name, group in list(groups.items())[:: -1 if number % 2 else 1]:
             slowest = torch.tensor([seconds(call, group, repeats[name])], dtype=torch.float64)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             found[name].append(slowest.item())

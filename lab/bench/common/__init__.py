@@ -13,6 +13,7 @@ Files:
                  the hypervisor
     peer_python  --peer-python: the interpreters that peers are installed in, each in its own environment
     portable     Makes result files portable: paths of this machine are cut to their last part
+    rank         Percentiles by rank: one definition for every benchmark that times calls
     results      The one result format of all benchmarks, as JSON and as a table with ratios
     serve_flags  The flags of scripts/bench.py serve: servers, requests, report
     timing       Seconds of calls: one after the other, or of contenders in turns

@@ -7,15 +7,19 @@ A program may add more fields to a row.
 
 A peer that could not be measured has the value null and is printed as 'missing', never as an invented number. `machine`
 has the features of the CPU, and how busy the machine was before and during the run (see `lab.bench.common.machine`).
+`commit` is that of the moment when the flags were made; if the checkout has another one at the end, no commit is what
+was measured, and it ends with '-dirty'.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -27,6 +31,17 @@ from lab.flag_types import file_to_write
 Value = float | None
 UNITS = {"requests_s": "1/s", "tokens_s": "1/s", "bytes_s": "bytes/s", "_s": "s", "_ms": "ms", "bytes": "bytes"}
 """End of a figure's name -> its unit; the first match counts."""
+
+TIMES = ("s", "ms", "us")
+LEAST_TIMES = ("floor", "read")
+"""Limits of times that no time can be below."""
+COPIES = ("memcpy", "memcpy-2")
+"""Limits of every rate in GB/s of what does not shrink its bytes."""
+TAIL = re.compile(r"(?:^|[ ,])p(\d\d)(?!\d)")
+"""A percentile in the name of a metric."""
+
+_begun: list[str] = []
+"""The commit at the beginning of this program, once its flags have been made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +55,47 @@ class Row:
     peers: dict[str, Value] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     note: str = ""
+    samples: dict[str, int] = field(default_factory=dict)  # of a percentile: contender -> number of its values
 
 
 def exceeded(row: Row) -> list[str]:
-    """The limits of a rate that are below it, except goals. Such a limit is invalid: it was measured wrongly, or is
-    none."""
-    if row.metric != "rate" or row.ours is None:
+    """The limits that ours is beyond, except goals: a rate above one, or a time below the least time. Such a limit is
+    invalid: it was measured wrongly, or is none."""
+    if row.ours is None:
         return []
-    return [name for name, limit in row.limits.items() if row.ours > limit and not name.startswith("goal")]
+    ours, time = row.ours, row.unit in TIMES
+
+    def beyond(name: str, limit: float) -> bool:
+        if time:
+            return name in LEAST_TIMES and ours < limit
+        bounded = row.metric == "rate" or (row.unit == "GB/s" and name in COPIES)
+        return bounded and ours > limit and not name.startswith("goal")
+
+    return [name for name, limit in row.limits.items() if beyond(name, limit)]
+
+
+def thin(row: Row) -> str:
+    """What to say of a percentile of so few samples that it is their largest value; "" of any other row."""
+    found = TAIL.search(row.metric)
+    if found is None or not row.samples or row.ours is None:
+        return ""
+    enough = 100 / (100 - int(found[1]))
+    few = min(row.samples.values()) < enough
+    return f"p{found[1]} of fewer than {enough:.0f} samples: their largest, or close to it" if few else ""
 
 
 def marked(row: Row) -> Row:
-    """The same row; if it exceeds limits, its note names them."""
-    wrong = [f"invalid limit {name}: a rate exceeds it" for name in exceeded(row)]
-    return replace(row, note="; ".join([row.note, *wrong] if row.note else wrong)) if wrong else row
+    """The same row; if it exceeds limits, or is a percentile of few samples, its note says so."""
+    what = "a time is below it" if row.unit in TIMES else "a rate exceeds it"
+    said = [f"invalid limit {name}: {what}" for name in exceeded(row)]
+    said = [one for one in [*said, thin(row)] if one and one not in row.note]
+    return replace(row, note="; ".join([row.note, *said] if row.note else said)) if said else row
 
 
 def add_result_flags(parser: ArgumentParser) -> None:
-    """--quick and --json, the same in every benchmark."""
+    """--quick and --json, the same in every benchmark. A program begins here: its result names the commit of now."""
+    if not _begun:
+        _begun.append(commit())
     parser.add_argument("--quick", action="store_true", help="a small run of under a minute")
     parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write the results to PATH as JSON")
 
@@ -86,15 +124,15 @@ def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, ou
 
 
 def write_result(config: Mapping[str, Any], rows: Sequence[Any], path: Path, out: TextIO | None = None) -> None:
-    """Write the JSON file only. A row is a dataclass or a mapping with at least the first four fields of Row. Raises
-    ValueError for a row that lacks one of them."""
+    """Write the JSON file only. A row is a dataclass or a mapping with at least the first four fields of Row. Rows that
+    exceed their limits are marked. Raises ValueError for a row that lacks one of the fields."""
     import orjson  # here: a GPU machine without it can measure, but writes no file
 
     here = machine()
     if not here["quiet"]:
         print(f"note: {busy_note(here)}", file=sys.stdout if out is None else out)
     made = portable([_complete(row) for row in rows])
-    data = {"config": portable(config) | {"machine": here}, "commit": commit(), "rows": made}
+    data = {"config": portable(config) | {"machine": here}, "commit": measured_commit(path), "rows": made}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n")
     print(f"written: {path}", file=sys.stdout if out is None else out)
@@ -121,7 +159,10 @@ def _complete(row: Any) -> dict[str, Any]:
     given = asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
     if missing := [name for name in ("case", "metric", "unit", "ours") if name not in given]:
         raise ValueError(f"a row without {missing[0]}: {given}")
-    return {"peers": {}, "limits": {}, "note": ""} | given
+    whole = {"peers": {}, "limits": {}, "note": ""} | given
+    known = {one.name for one in fields(Row)}
+    whole["note"] = marked(Row(**{name: value for name, value in whole.items() if name in known})).note
+    return {name: value for name, value in whole.items() if value or name != "samples"}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -156,15 +197,45 @@ def columns(lines: Sequence[Sequence[str]], left: Container[int]) -> str:
     return "\n".join(shown)
 
 
-def commit() -> str:
-    """The checkout's commit, with '-dirty' when files differ from it; 'unknown' outside a checkout."""
-    here = Path(__file__).parent
+def commit(without: Path | None = None, here: Path = Path(__file__).parent) -> str:
+    """The checkout's commit, with '-dirty' when files other than `without` differ from it; 'unknown' outside a
+    checkout."""
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+        head = _git(here, "rev-parse", "HEAD").decode().strip()
+        top = Path(_git(here, "rev-parse", "--show-toplevel").decode().strip()).resolve()
+        own = without is not None and without.resolve().is_relative_to(top)
+        hidden = [f":(exclude,top,literal){without.resolve().relative_to(top)}"] if own and without is not None else []
+        status = _git(here, "status", "--porcelain", "--untracked-files=all", "--", ":/", *hidden)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "")
+    return head + ("-dirty" if status.strip() else "")
+
+
+def measured_commit(result: Path | None = None) -> str:
+    """The commit that this program has measured: that of its beginning, '-dirty' if the checkout changed meanwhile. A
+    `result` that has been written before is no change."""
+    now = commit(result)
+    begun = _begun[0] if _begun else now
+    return now if now == begun else begun.removesuffix("-dirty") + "-dirty"
+
+
+def changes(here: Path = Path(__file__).parent) -> str:
+    """A name of how the files differ from the checkout's commit: equal for equal files, "" without a difference."""
+    try:
+        top = Path(_git(here, "rev-parse", "--show-toplevel").decode().strip())
+        changed = _git(top, "diff", "HEAD", "--binary")
+        others = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")[:-1]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    found = hashlib.sha256(changed)
+    for name in others:
+        path = top / name.decode(errors="surrogateescape")
+        found.update(name + b"\0" + (path.read_bytes() if path.is_file() else b"") + b"\0")
+    return found.hexdigest() if changed or others else ""
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True).stdout
 
 
 def _number(value: Value) -> str:

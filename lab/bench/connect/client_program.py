@@ -79,7 +79,7 @@ class Client:
             ctypes.memset(self._at, 0, nbytes)
         end = time.perf_counter() + seconds
         number = 0
-        while time.perf_counter() < end and (op == "get" or number < len(sets)):
+        while not took or (time.perf_counter() < end and (op == "get" or number < len(sets))):
             keys = sets[number % len(sets)]
             begun = time.perf_counter()
             (self.get if op == "get" else self.put)(keys, size, pieces)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.bench.common.results import Row
-from lab.bench.connect.latencies import rows
+from lab.bench.connect.latencies import in_turns, rows
 from lab.bench.connect.programs import line, program, tell
 from lab.conformance.answers import SITE
 
@@ -77,15 +78,15 @@ class Pair:
 class Contenders:
     """All pairs. `failures`: what went wrong with peers, which costs them a start or a cell."""
 
-    def __init__(self, peer_python: Path | None) -> None:
+    def __init__(self, peer_python: Path | None, failures: list[str]) -> None:
         site = {"PYTHONPATH": str(SITE)}
         self.pairs = {name: Pair(sys.executable, site | env) for name, env in OURS.items()}
         self.pairs["memcpy"] = Pair(sys.executable, {}, "memcpy")
         if peer_python is not None:
             self.pairs["upstream"] = Pair(str(peer_python), {})
-        self.failures: list[str] = []
+        self.failures = failures
 
-    def measure(self, name: str, question: Mapping[str, Any]) -> list[float]:
+    def measure(self, question: Mapping[str, Any], name: str) -> list[float]:
         """Seconds of the calls; none if a peer has failed twice. Raises RuntimeError if one of ours has failed."""
         for _ in range(TRIES):
             try:
@@ -93,7 +94,7 @@ class Contenders:
             except RuntimeError as error:
                 if name in OURS:
                     raise
-                self.failures.append(f"{name}: {error}")
+                self.failures.append(f"{name}, {question['op']} of {question['size']} bytes: {error}")
         return []
 
     def close(self) -> None:
@@ -107,11 +108,7 @@ def cells(contenders: Contenders, rounds: int, seconds: float) -> Iterator[Row]:
     for name, (size, pieces, count) in SHAPES.items():
         for op in ("write", "read"):
             question = {"op": op, "size": size, "pieces": pieces, "count": count, "seconds": seconds}
-            took: dict[str, list[float]] = {one: [] for one in contenders.pairs}
-            for turn in range(rounds):
-                names = list(contenders.pairs)
-                for one in names[turn % len(names) :] + names[: turn % len(names)]:
-                    took[one] += contenders.measure(one, question)
+            took = in_turns(contenders.pairs, rounds, partial(contenders.measure, question))
             peers = {"upstream": took["upstream"]} if "upstream" in took else {}
             yield from rows(f"{op} {name}, {TCP}", took[TCP], peers, {})
             yield from rows(f"{op} {name}, {ONE_HOST}", took[ONE_HOST], peers, {"memcpy": took["memcpy"]})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lab.bench.common.rank import quantile
 from lab.bench.common.results import Row
 
 P50, P99 = "p50", "p99"
@@ -19,20 +20,39 @@ def rows(
     peers: Mapping[str, Sequence[float]],
     limits: Mapping[str, Sequence[float]],
 ) -> list[Row]:
-    """Median and 99th percentile in microseconds of seconds; a peer without values is missing."""
-    found = []
+    """Median and 99th percentile in microseconds of seconds; a peer without values is missing, and a limit without is
+    left out. `samples`: the calls of each."""
+    found, taken = [], {"ours": ours, **peers, **limits}
+    samples = {name: len(took) for name, took in taken.items() if took}
     for metric in (P50, P99):
         theirs = {name: at(metric, took) if took else None for name, took in peers.items()}
-        most = {name: at(metric, took) for name, took in limits.items()}
-        found.append(Row(case, metric, "us", at(metric, ours), theirs, most))
+        most = {name: at(metric, took) for name, took in limits.items() if took}
+        found.append(Row(case, metric, "us", at(metric, ours), theirs, most, samples=samples))
     return found
+
+
+def in_turns(
+    names: Iterable[str], rounds: int, measure: Callable[[str], Sequence[float]]
+) -> dict[str, Sequence[float]]:
+    """Seconds of the calls of each contender, over `rounds` rounds in an order that rotates. One that has none in a
+    round has none at all: percentiles over fewer rounds are no match for those over all."""
+    took: dict[str, list[float]] = {name: [] for name in names}
+    lacking: set[str] = set()
+    order = list(took)
+    for turn in range(rounds):
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            found = measure(name)
+            took[name] += found
+            if not found:
+                lacking.add(name)
+    return {name: [] if name in lacking else seconds for name, seconds in took.items()}
 
 
 def at(metric: str, seconds: Sequence[float]) -> float:
     """Microseconds."""
     if metric == P50:
         return round(1e6 * median(seconds), 1)
-    return round(1e6 * sorted(seconds)[min(len(seconds) - 1, int(0.99 * len(seconds)))], 1)
+    return round(1e6 * quantile(seconds, 0.99), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,10 @@ class Cells:
     def get(self, server: str, case: str, round_number: int) -> Cell | None:
         return self._cells.get((server, case, round_number))
 
-    def of(self, server: str, case: str) -> list[Cell]:
-        """The cells of one server and case, in the order of rounds."""
+    def of(self, server: str, case: str, rounds: int | None = None) -> list[Cell]:
+        """The cells of one server and case, in the order of rounds: of the first `rounds`, or of all."""
         found = [cell for (s, c, _), cell in self._cells.items() if (s, c) == (server, case)]
-        return sorted(found, key=lambda cell: cell.round)
+        return sorted((cell for cell in found if rounds is None or cell.round < rounds), key=lambda cell: cell.round)
 
     def failed(self, server: str, case: str) -> bool:
         """Whether the server failed the case; then later rounds skip it."""

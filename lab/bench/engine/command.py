@@ -1,6 +1,6 @@
 """Our engine against llama.cpp, vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
 
-  scripts/bench.py engine --llama-server DIR/llama-server --peer-python vllm=VENV/bin/python       half an hour
+  scripts/bench.py engine --llama-server DIR/llama-server --peer-python vllm=VENV/bin/python       40 minutes
   scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
   scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
   scripts/bench.py engine --checkpoint w8a8 --peers vllm --only decode,prefill  both compute the same int8 weights
@@ -13,7 +13,7 @@ of compressed-tensors: the embedded model with int8 weights per channel, and act
 
   decode      TPOT at batch 1, 8, 32 while the whole batch decodes (256-token prompts)
   prefill     TTFT of a prompt of 128, 512, 2,048, 8,000 tokens on an idle server
-  open-loop   Poisson arrivals, 512 in / 64 out, 1 and 4 requests/s: p50 and p99 of TTFT and TPOT
+  open-loop   Poisson arrivals, 512 in / 64 out, 100 at 1 and at 4 requests/s: p50 and p99 of TTFT and TPOT
   prefix      TTFT of 4,000 + 50 tokens, then of the same 4,000 + 50 other tokens
 
 All servers get the same prompts, as token ids, or as text with the same ids if a server takes no ids. They alternate
@@ -63,7 +63,7 @@ from engine.text.tokenizer import Tokenizer
 from lab.bench.common.client import Unreachable
 from lab.bench.common.machine import busy_note, cpu, machine
 from lab.bench.common.peer_python import FLAG, add_peer_python, python_of
-from lab.bench.common.results import add_result_flags, commit, write_result
+from lab.bench.common.results import add_result_flags, changes, commit, write_result
 from lab.bench.engine import servers
 from lab.bench.engine.cases import SECTIONS, Case, Prompts, cases
 from lab.bench.engine.cells import Cells
@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.work_dir.mkdir(parents=True, exist_ok=True)
         found, missing = programs(args, cores, console)
         asked = {"commit": commit(), "quick": args.quick, "seed": args.seed, "ours": args.ours, "cores": args.cores}
-        asked |= {"dtype": args.dtype, "checkpoint": args.checkpoint}
+        asked |= {"dtype": args.dtype, "checkpoint": args.checkpoint, "changes": changes()}
         asked["versions"] = {program.name: program.version for program in found}
         cells = Cells(args.work_dir / "cells.jsonl", asked, args.fresh)
         resumed = len(cells)
@@ -265,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = "w8a8" if args.checkpoint == "w8a8" else weight_dtype(args.dtype, args.ours)
     work = Work.of(describe(EMBEDDED_MODEL).config, args.peer_dtype, weights)
     names = [program.name for program in found[1:]] + list(missing)
-    table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
+    table_lines = lines(listed, cells, servers.OURS, names, args.rounds, work, ceilings)
     notes = notes_of(fleet, listed, cells, missing)
     used, threads = uses(listed, table_lines, work, ceilings), threads_of(fleet, args.cores)
     print(

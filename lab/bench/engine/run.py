@@ -48,11 +48,14 @@ class Fleet:
 
     def _start(self, program: Program, prompts: Prompts) -> None:
         process = self._processes[program.name] = Process(program, self.run_dir)
+        self.missing.pop(program.name, None)
         try:
             server = self.servers[program.name] = process.wait_ready(START_S)
             asyncio.run(warm_up(program, server, prompts))
         except Unreachable as error:
             self.missing[program.name] = str(error)
+        except TimeoutError:
+            self.missing[program.name] = f"{program.name} did not answer a test request in {START_S:.0f} s"
         process.pause()
 
     def restart(self, program: Program, prompts: Prompts, why: str) -> None:
@@ -136,15 +139,15 @@ def run_all(
 
 
 def _tried(fleet: Fleet, program: Program, case: Case, prompts: Prompts, round_number: int) -> Cell:
-    """The cell, after at most TRIES tries with a restart between them."""
+    """The cell, after at most TRIES tries with a restart between them. A restart that fails is such a try, too."""
+    cell = fleet.measure(program, case, prompts, round_number)
     for _ in range(TRIES - 1):
-        cell = fleet.measure(program, case, prompts, round_number)
         if cell.error is None:
-            return cell
-        fleet.restart(program, prompts, f"{case.name}: {cell.error}")
-        if program.name in fleet.missing:
-            return cell
-    return fleet.measure(program, case, prompts, round_number)
+            break
+        fleet.restart(program, prompts, f"{case.name}: {fleet.missing.get(program.name, cell.error)}")
+        if program.name not in fleet.missing:
+            cell = fleet.measure(program, case, prompts, round_number)
+    return cell
 
 
 def needed(fleet: Fleet, listed: Sequence[Case], rounds: int, cells: Cells) -> list[str]:

@@ -1,7 +1,8 @@
 """Computes lines from cells: one number per metric and server, its share of the floor, its ratio and goal per peer.
 
 Latencies of single requests and batches are the best of the rounds (for each round, the median of its repeats), because
-disturbances only add time. Open-loop percentiles are over the requests of all rounds.
+disturbances only add time. Open-loop percentiles are over the requests of all rounds. A server that lacks a round of a
+case has no value there: the best of one round is no match for the best of two.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Line:
     peers: dict[str, float | None]
     goals: Mapping[str, float]  # peer -> maximum of ours / theirs
     rounds: dict[str, list[float]] = field(default_factory=dict)  # server -> value of each round
+    samples: dict[str, int] = field(default_factory=dict)  # server -> values behind a percentile
 
     @property
     def share(self) -> float | None:
@@ -58,6 +60,7 @@ class Line:
             "note": "",
             "goals": {peer: {"ratio": goal, "verdict": self.verdict(peer)} for peer, goal in self.goals.items()},
             "rounds": self.rounds,
+            "samples": self.samples,
         }
 
 
@@ -72,9 +75,9 @@ def goals_of(case: Case, metric: str) -> dict[str, float]:
     return {"TTFT p99": {"vllm": 0.6}, "TPOT p99": {"vllm": 0.5}}.get(metric, {})
 
 
-def values(case: Case, cells: Sequence[Cell]) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """(metric -> value, metric -> value of each round) of one server; nothing if a round failed."""
-    if not cells or any(cell.error is not None for cell in cells):
+def values(case: Case, cells: Sequence[Cell], rounds: int) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """(metric -> value, metric -> value of each round) of one server; nothing if a round failed or is missing."""
+    if [cell.round for cell in cells] != list(range(rounds)) or any(cell.error is not None for cell in cells):
         return {}, {}
     best, by_round = {}, {}
     for metric in case.metrics:
@@ -91,14 +94,24 @@ def values(case: Case, cells: Sequence[Cell]) -> tuple[dict[str, float], dict[st
 
 
 def lines(
-    listed: Sequence[Case], cells: Cells, ours: str, peers: Sequence[str], work: Work, ceilings: Ceilings
+    listed: Sequence[Case],
+    cells: Cells,
+    ours: str,
+    peers: Sequence[str],
+    rounds: int,
+    work: Work,
+    ceilings: Ceilings,
 ) -> list[Line]:
+    """`rounds`: of each case on each server; others that an interrupted run has left do not count."""
     found = []
     for case in listed:
-        measured = {name: values(case, cells.of(name, case.name)) for name in (ours, *peers)}
+        kept = {name: cells.of(name, case.name, rounds) for name in (ours, *peers)}
+        measured = {name: values(case, each, rounds) for name, each in kept.items()}
         percentiles = (" p50", " p99") if case.section == "open-loop" else ("",)
         for metric in [metric + percentile for metric in case.metrics for percentile in percentiles]:
-            rounds = {name: by_round[metric] for name, (_, by_round) in measured.items() if metric in by_round}
+            each_round = {name: by_round[metric] for name, (_, by_round) in measured.items() if metric in by_round}
+            drawn = metric.split()[0] if percentiles[0] else ""
+            samples = {name: sum(len(cell.samples[drawn]) for cell in kept[name]) for name in each_round if drawn}
             found.append(
                 Line(
                     case.name,
@@ -107,7 +120,8 @@ def lines(
                     floor_ms(case, metric, work, ceilings),
                     {name: measured[name][0].get(metric) for name in peers},
                     goals_of(case, metric),
-                    rounds,
+                    each_round,
+                    samples,
                 )
             )
     return found

@@ -6,7 +6,7 @@
 Rank 0 has the tokens; each goes once to every rank that has one of its experts, and a row per token and rank comes back
 and is added up. The ranks answer at once, so that only the way is measured. A rate is the bytes of both ways by the
 median time of a round. Exit code 1: a case is not twice as fast as gloo, or a case of --large-bytes and more does not
-reach 0.7 of memcpy.
+reach 0.7 of memcpy; or ranks failed, and the result has the cases before them.
 """
 
 from __future__ import annotations
@@ -44,16 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.quick:
         args.ranks, args.tokens, args.hidden, args.rounds = [2], [1, 256], [2048], 2
+    for ranks in args.ranks:
+        if ranks < 2 or args.experts % ranks:
+            parser.error(f"--ranks {ranks}: at least 2, which have equal numbers of the {args.experts} --experts")
+    if args.top_k > args.experts:
+        parser.error(f"--top-k {args.top_k}: there are {args.experts} --experts")
     rows: list[Row] = []
+    broken = ""
     for ranks in args.ranks:
         cases = [f"{tokens},{hidden},{args.experts},{args.top_k}" for hidden in args.hidden for tokens in args.tokens]
-        for case, times, nbytes in measure(ranks, cases, args.rounds):
+        try:
+            found = measure(ranks, cases, args.rounds)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            broken = f"{ranks} ranks: {error}"
+            break
+        for case, times, nbytes in found:
             rows += rows_of(ranks, case, times, nbytes, args.large_bytes)
     report({name: value for name, value in vars(args).items() if name != "json"}, rows, args.json)
     missed = [one for one in rows if one.metric == "rate" and below(one)]
     for one in missed:
         print(f"below its goal: {one.case}: {one.ours:.3g} GB/s, {below(one)}")
-    return 1 if missed else 0
+    if broken:
+        print(f"bench.py experts: {broken}", file=sys.stderr)
+    return 1 if missed or broken else 0
 
 
 def rows_of(ranks: int, case: str, times: dict[str, list[float]], nbytes: int, large_bytes: int) -> list[Row]:

@@ -6,8 +6,8 @@ A case is TOKENS,HIDDEN,EXPERTS,TOP_K. Rank 0 has all tokens, as in a node with 
 message to each other rank through its desk, an answer with as many rows, and the sum per token. Gloo: the same rows by
 all_to_all_single with the counts known before, back by another one, and the sum per token by torch. memcpy: the bytes
 of both ways, copied once by one thread. All three move the same bytes: rows for experts of rank 0 itself go nowhere,
-and none of them counts or moves them. The contenders take turns, round by round. Rank 0 prints a list of
-[case, {"ours": [s, ...], "gloo": [s, ...], "memcpy": [s, ...]}, bytes of both ways].
+and none of them counts or moves them. The contenders take turns, in an order that rotates with each round. Rank 0
+prints a list of [case, {"ours": [s, ...], "gloo": [s, ...], "memcpy": [s, ...]}, bytes of both ways].
 """
 
 from __future__ import annotations
@@ -126,9 +126,10 @@ def measure(rank: int, calls: dict[str, Callable[[], object]], rounds: int) -> d
         dist.broadcast(once, 0)
         repeats[name] = max(1, min(MOST_CALLS, int(ROUND_S / once.item())))
         found[name] = []
-    for _ in range(rounds):
-        for name, call in calls.items():
-            found[name].append(seconds(call, repeats[name]))
+    names = list(calls)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            found[name].append(seconds(calls[name], repeats[name]))
     return found
 
 

@@ -17,20 +17,25 @@ from __future__ import annotations
 import argparse
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
 from cache import keys as key_chain
 from engine.front.compiled import cheapest, choose
+from lab.bench.common.rank import quantile
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.timing import timed
 from lab.bench.sched import accept, decision
 from lab.bench.sched.accept import Acceptor
-from lab.bench.sched.decision import Cluster, Contender, quantile
+from lab.bench.sched.decision import Cluster, Contender
 from lab.flag_types import natural
 from net.compiled import NotCompiled
 
 GOAL_NODES = 1024
+LEAST_NODES = 16
+"""Of a synthetic cluster in which some nodes hold a prompt, some do not, and each role is there."""
+
 GOALS = {"p50": 25.0, "p99": 100.0}
 """Microseconds of a whole decision at GOAL_NODES."""
 
@@ -43,11 +48,11 @@ RIVALS = ("mooncake-central-greedy", "dynamo-cost", "least-load", "random")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="16,128,1024,10000", help="cluster sizes, joined by commas")
+    parser.add_argument("--nodes", type=sizes_of, default="16,128,1024,10000", help="cluster sizes, joined by commas")
     parser.add_argument("--seed", type=natural, default=1)
     add_result_flags(parser)
     args = parser.parse_args(argv)
-    sizes = [int(size) for size in args.nodes.split(",")]
+    sizes: list[int] = args.nodes
     rounds, decisions = (2, 100) if args.quick else (10, 200)
     rows = hashing(50 if args.quick else 300)
     try:
@@ -77,6 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     report(config, rows, args.json)
     return 0
+
+
+def sizes_of(text: str) -> list[int]:
+    """'16,1024' -> [16, 1024], each once. Raises ArgumentTypeError."""
+    try:
+        found = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < LEAST_NODES:
+        raise argparse.ArgumentTypeError(f"must be numbers of at least {LEAST_NODES} joined by commas, got {text!r}")
+    return found
 
 
 def hashing(repeats: int) -> list[Row]:
@@ -109,7 +125,9 @@ def deciding(contenders: dict[str, Contender], size: int) -> list[Row]:
         case = f"decision, {size:,} nodes"
         if name == "p50":
             rows.append(Row(case, "floor: one pass of numpy", "us", 1e6 * decision.floor_s(size)))
-        rows.append(Row(case, f"whole {name}", "us", 1e6 * ours.quantile_s("decision", share), peers, limits))
+        samples = {OURS: ours.samples} | {rival: contenders[rival].samples for rival in RIVALS}
+        whole = Row(case, f"whole {name}", "us", 1e6 * ours.quantile_s("decision", share), peers, limits)
+        rows.append(replace(whole, samples=samples))
         for part in ("match", "shortlist", "choose"):
             rows.append(Row(case, f"{part} {name}", "us", 1e6 * ours.quantile_s(part, share)))
     return rows

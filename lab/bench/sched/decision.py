@@ -20,6 +20,7 @@ from statistics import median
 import numpy as np
 
 from engine.front.placement_policy import COMPILED
+from lab.bench.common.rank import quantile
 from lab.bench.common.timing import timed
 from sched.admission import Limits
 from sched.cost import TransferModel
@@ -145,6 +146,11 @@ class Contender:
         """The median over the rounds of each round's quantile."""
         return median(quantile(found, share) for found in self.rounds[part])
 
+    @property
+    def samples(self) -> int:
+        """Decisions of one round, of which a quantile is taken."""
+        return min(len(found) for found in self.rounds["decision"])
+
     def _decide(self) -> tuple[float, float, float, float]:
         cluster, policy = self._cluster, self._policy
         drawn = self._rng.randrange(BLOCK_SIZE)
@@ -183,10 +189,6 @@ def race(contenders: Sequence[Contender], rounds: int, decisions: int) -> None:
     finally:
         gc.enable()
         gc.unfreeze()
-
-
-def quantile(samples: Sequence[float], share: float) -> float:
-    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
 
 
 def floor_s(nodes: int, repeats: int = 2000) -> float:

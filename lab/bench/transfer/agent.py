@@ -1,6 +1,7 @@
 """One process of a contender: receives commands on a socket, moves blocks between the two arenas, and measures itself.
 
-Runs under the contender's own interpreter, so it needs only the standard library (and the contender's own packages):
+Runs under the contender's own interpreter, so it needs only the standard library (and the contender's own packages).
+It ends with the process that started it, also while it is stopped:
 
     python -m lab.bench.transfer.agent NAME owner|client --control FD --local FD --remote FD --nbytes N
         --congestion NAME
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import signal
 import socket
 import sys
 import time
@@ -26,6 +28,8 @@ from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
+
+from lab.bench.common.rank import quantile
 
 MODULES = {
     "memcpy": "raw",
@@ -86,6 +90,8 @@ class Client(Protocol):
 CALLS_MAX = 1 << 15
 """Maximum of distinct calls of a cell: 128 MiB of 4 KiB blocks are cold enough, and more would take long to prepare."""
 
+PR_SET_PDEATHSIG = 1
+
 
 @cache
 def plan(size: int, batch: int, nbytes: int) -> list[Call]:
@@ -133,17 +139,21 @@ def cell(client: Client, order: dict[str, Any], nbytes: int) -> dict[str, Any]:
     before, begun = threads_s(), time.perf_counter()
     took = client.measure(order["op"], prepared, order["seconds"])
     wall_s = time.perf_counter() - begun
-    rank = sorted(took)
     return {
         "n": len(took),
         "gbs": len(took) * size * batch / sum(took) / 1e9,
-        "p50_us": 1e6 * rank[len(rank) // 2],
-        "p99_us": 1e6 * rank[min(len(rank) - 1, int(0.99 * len(rank)))],
+        "p50_us": 1e6 * quantile(took, 0.5),
+        "p99_us": 1e6 * quantile(took, 0.99),
         "threads_s": grown(before, threads_s()),
         "wall_s": wall_s,
         "first": calls[0],
         "last": calls[(len(took) - 1) % len(calls)],
     }
+
+
+def end_with_parent() -> None:
+    """A stopped process reads no end of its socket: the kernel kills it when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def threads_s() -> dict[str, float]:
@@ -192,6 +202,7 @@ def main() -> None:
     parser.add_argument("--congestion", required=True)
     args = parser.parse_args()
     orders = socket.socket(fileno=args.control).makefile("rw")
+    end_with_parent()
     try:
         agent = import_module(f"lab.bench.transfer.{(MODULES | STORES)[args.name]}").make(
             args.name, args.role, args.congestion

@@ -53,8 +53,10 @@ SIDES = (
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = grid_parser(__doc__, MODULES, PEERS, SIZES)
-    parser.add_argument("--ops", default="read,write")
+    parser.add_argument("--ops", default="read,write", help="operations (default: %(default)s)")
     args: Namespace = parsed(parser, arguments, MODULES)
+    if unknown := set(args.ops.split(",")) - set(VERBS):
+        parser.error(f"--ops {args.ops}: no operation {min(unknown)!r}, only {', '.join(VERBS)}")
     if args.quick:
         args.sizes = [size for size in args.sizes if size <= QUICK_MOST]
     return args

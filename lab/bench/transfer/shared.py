@@ -50,10 +50,12 @@ def parsed(parser: ArgumentParser, arguments: Sequence[str] | None, known: Itera
     args.seconds = args.seconds or (0.2 if args.quick else 0.4)
     args.rounds = 1 if args.quick else args.rounds
     try:
-        args.sizes = [int(text[:-1]) * UNITS[text[-1]] for text in args.sizes.split(",")]
+        args.sizes = [int(text[:-1]) * UNITS[text[-1:]] for text in args.sizes.split(",")]
         args.batches = [int(text) for text in args.batches.split(",")]
     except (KeyError, ValueError):
         parser.error("--sizes are numbers with K or M, --batches are numbers")
+    if min(*args.sizes, *args.batches) < 1:
+        parser.error("--sizes and --batches must be at least 1")
     return args
 
 

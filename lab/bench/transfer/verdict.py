@@ -75,7 +75,8 @@ METRICS = {"gbs": "GB/s", "p50_us": "us, p50", "p99_us": "us, p99", "cpu_s_per_g
 
 def result_rows(cells: Cells, sides: Sequence[Side], verbs: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row (lab.bench.common.results) per case of ours and metric. `threads`: the number that each contender kept
-    busy, on both ends together. `verbs`: names of the operations."""
+    busy, on both ends together. `samples`: the calls of a round, of which its percentiles are. `verbs`: names of the
+    operations."""
     found = []
     for side in sides:
         for name, op, size, batch in cells:
@@ -99,6 +100,11 @@ def result_rows(cells: Cells, sides: Sequence[Side], verbs: Mapping[str, str]) -
                             if (one, *case) in cells
                         },
                         "rounds": cells[name, *case]["rounds"],
+                        "samples": {
+                            one: cells[one, *case]["n_least"]
+                            for one in (name, *side.peers, *side.limits)
+                            if (one, *case) in cells
+                        },
                     }
                 )
     return found

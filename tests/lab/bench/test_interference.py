@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.bench.common.client import Outcome
+from lab.bench.common.results import marked
 from lab.bench.interference import FULL, SETUPS, Round, flags, gaps_of, rows_of
 
 
@@ -27,6 +28,8 @@ def test_one_table_with_ratios_against_the_first():
     assert rows["mixed", "TBT p99"].ours == 300  # the median of its rounds
     assert rows["mixed", "TBT max"].ours == 500
     assert rows["mixed", "TBT p99"].peers == {FULL: 800.0}
+    assert rows["mixed", "TBT p99"].samples == {"ours": 10, FULL: 10}  # so it is nearly the longest, and says so
+    assert "p99 of fewer than 100 samples" in marked(rows["mixed", "TBT p99"]).note
     assert "dynamic" not in {case for case, _ in rows}
 
 

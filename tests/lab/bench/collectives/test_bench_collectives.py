@@ -1,5 +1,10 @@
 """Rates and goals of scripts/bench.py collectives."""
 
+import json
+
+import pytest
+
+from lab.bench.collectives import command
 from lab.bench.collectives.command import missed, row
 
 
@@ -23,3 +28,23 @@ def test_goals_are_for_all_reduce_and_all_to_all():
         ("all_to_all", rows[2].ours),
         ("all_to_all", rows[3].ours),
     ]
+
+
+def test_sizes_that_ranks_cannot_divide_are_refused(capsys):
+    """They would move fewer bytes than the rate says."""
+    with pytest.raises(SystemExit) as end:
+        command.main(["--ranks", "3", "--sizes", "4096"])
+    assert end.value.code == 2 and "--sizes 4096: 3 ranks" in capsys.readouterr().err
+
+
+def test_what_was_measured_before_ranks_fail_is_kept(tmp_path, monkeypatch, capsys):
+    def measure(ranks, sizes, rounds):
+        if ranks == 4:
+            raise RuntimeError("ranks [3] failed")
+        return [["broadcast", 4096, {"ours": [1e-6], "gloo": [1e-6]}]]
+
+    monkeypatch.setattr(command, "measure", measure)
+    out = tmp_path / "out.json"
+    assert command.main(["--ranks", "2", "4", "--sizes", "4096", "--json", str(out)]) == 1
+    assert [row["case"] for row in json.loads(out.read_bytes())["rows"]] == ["ranks=2 bytes=4096"]
+    assert "bench.py collectives: 4 ranks: ranks [3] failed" in capsys.readouterr().err

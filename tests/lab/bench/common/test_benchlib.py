@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import subprocess
 
 import numpy as np
 import orjson
 import pytest
 
+from lab.bench.common import results
 from lab.bench.common.client import Outcome
 from lab.bench.common.latency import Measured, meets, peak_concurrency, peak_tokens, summarize, tbt_s
-from lab.bench.common.results import Row, numbers, report, table, write_result
+from lab.bench.common.results import Row, changes, commit, exceeded, marked, numbers, report, table, write_result
 from lab.bench.common.trace import trace_specs
 from lab.bench.common.workload import (
     Spec,
@@ -236,3 +238,87 @@ def test_every_row_of_a_result_has_the_same_fields(tmp_path):
     assert rows[3]["seeds"] == [1]
     with pytest.raises(ValueError, match="without metric"):
         write_result({}, [{"case": "b", "gbs": 1.0}], path, io.StringIO())
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with one commit: (its folder, git of it)."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+
+    def git(*words: str) -> None:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True)
+
+    git("init", "-q")
+    (folder / "code.py").write_text("1")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    return folder, git
+
+
+def test_other_changes_of_a_checkout_are_other_code(checkout):
+    """Two dirty trees of one commit have the same name, so cells of one are no cells of the other."""
+    folder, _ = checkout
+    assert changes(folder) == "" and not commit(None, folder).endswith("-dirty")
+    (folder / "code.py").write_text("2")
+    once, named = changes(folder), commit(None, folder)
+    (folder / "code.py").write_text("3")
+    assert commit(None, folder) == named and named.endswith("-dirty")
+    assert len({"", once, changes(folder)}) == 3
+    (folder / "new.py").write_text("4")
+    with_new = changes(folder)
+    (folder / "new.py").write_text("5")
+    assert len({once, with_new, changes(folder)}) == 3
+    (folder / "new.py").unlink()
+    (folder / "code.py").write_text("2")
+    assert changes(folder) == once
+
+
+def test_a_result_names_the_commit_of_its_beginning(checkout, tmp_path, monkeypatch):
+    folder, git = checkout
+    (folder / "results").mkdir()
+    path = folder / "results" / "out.json"
+    monkeypatch.setattr(results, "commit", lambda without=None: commit(without, folder))
+    monkeypatch.setattr(results, "_begun", [began := commit(None, folder)])
+
+    def written() -> str:
+        write_result({}, [], path, io.StringIO())
+        return str(json.loads(path.read_bytes())["commit"])
+
+    assert [written(), written()] == [began] * 2  # the file of the first write is no change
+    (folder / "code.py").write_text("2")
+    assert written() == f"{began}-dirty"
+    git("commit", "-q", "-a", "-m", "another, while the benchmark ran")
+    assert written() == f"{began}-dirty" != commit(path, folder)
+
+
+def test_percentiles_of_few_samples_say_so(tmp_path):
+    few, enough = {"ours": 99, "vllm": 400}, {"ours": 100, "vllm": 400}
+    said = "p99 of fewer than 100 samples: their largest, or close to it"
+    assert marked(Row("c", "TTFT p99", "ms", 1.0, note="seen", samples=few)).note == f"seen; {said}"
+    assert marked(Row("c", "p99_ttft", "ms", 1.0, samples=few)).note == said
+    assert marked(Row("c", "TTFT p99", "ms", 1.0, samples=enough)).note == ""
+    assert marked(Row("c", "TTFT p50", "ms", 1.0, samples=few)).note == ""
+    assert marked(Row("c", "p999", "ms", 1.0, samples=few)).note == marked(Row("c", "p99", "ms", 1.0)).note == ""
+    path = tmp_path / "out.json"
+    mapping = {"case": "c", "metric": "p99", "unit": "ms", "ours": 1.0, "samples": few}
+    write_result({}, [mapping, Row("c", "p99", "ms", 1.0)], path, io.StringIO())
+    first, second = json.loads(path.read_bytes())["rows"]
+    assert first["note"] == said and first["samples"] == few and "samples" not in second
+
+
+def test_limits_of_times_and_copies_are_checked_too(tmp_path):
+    rows = [
+        Row("c", "TTFT", "ms", 1.0, limits={"floor": 2.0}),
+        Row("c", "TTFT", "ms", 1.0, limits={"floor": 0.5, "goal": 2.0, "memcpy": 3.0}),
+        Row("c", "all_reduce", "GB/s", 11.0, limits={"memcpy": 10.0}),
+        Row("c", "KV over 1 Gbit/s", "GB/s", 0.2, limits={"line rate": 0.125}),  # coded bytes are fewer
+        Row("c", "accepted", "1/s", 9.0, limits={"goal": 1.0}),
+    ]
+    assert [exceeded(row) for row in rows] == [["floor"], [], ["memcpy"], [], []]
+    assert marked(rows[0]).note == "invalid limit floor: a time is below it"
+    assert marked(marked(rows[2])).note == "invalid limit memcpy: a rate exceeds it"
+    path = tmp_path / "out.json"
+    write_result({}, [{"case": "c", "metric": "m", "unit": "ms", "ours": 1.0, "limits": {"floor": 2.0}}], path)
+    assert json.loads(path.read_bytes())["rows"][0]["note"] == "invalid limit floor: a time is below it"

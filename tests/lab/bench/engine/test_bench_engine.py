@@ -24,7 +24,7 @@ from lab.bench.engine import floors, servers
 from lab.bench.engine.cases import Case, Prompts, cases, steady_tpot_s
 from lab.bench.engine.cells import Cell, Cells
 from lab.bench.engine.floors import Ceilings, Work, floor_ms
-from lab.bench.engine.run import Fleet, needed
+from lab.bench.engine.run import Fleet, needed, run_all
 from lab.bench.engine.shares import share_rows, share_table, uses
 from lab.bench.engine.verdict import Line, lines, table
 from lab.foreign.common.processes import Process, Program, get
@@ -312,15 +312,78 @@ def test_verdict_takes_the_best_round_and_pools_the_open_loop(tmp_path):
             cells.add(Cell(name, "loop", number, {"TTFT": [float(number)] * 4, "TPOT": [1.0]}))
     cells.add(Cell("slow", "loop", 0, {}, "2 of 2 requests failed"))
     work = Work(1000, 1, 1, 1)
-    table_lines = lines([one, loop], cells, "ours", ["vllm", "slow"], work, CEILINGS)
+    table_lines = lines([one, loop], cells, "ours", ["vllm", "slow"], 2, work, CEILINGS)
     found = {(line.case, line.metric): line for line in table_lines}
     line = found["one", "TTFT"]
     assert (line.ours, line.peers, line.verdict("vllm")) == (6.0, {"vllm": 5.0, "slow": None}, "short")
     assert line.rounds["ours"] == [7.0, 6.0]
+    assert found["loop", "TTFT p99"].samples == {"ours": 8, "vllm": 8} and line.samples == {}
     assert found["loop", "TTFT p50"].ours == 0.5 and found["loop", "TTFT p50"].goals == {}
     assert found["loop", "TPOT p99"].verdict("vllm") == "short" and found["loop", "TPOT p99"].goals == {"vllm": 0.5}
     text = table(table_lines, ["vllm", "slow"], {"slow, loop": "2 of 2"})
     assert "1.20x" in text and "<= 0.60x short" in text and "missing" in text and "note: slow, loop: 2 of 2" in text
+
+
+def test_the_best_of_one_round_is_no_match_for_the_best_of_two(tmp_path):
+    """A peer that could not be started again has fewer rounds, and an interrupted run may have had more."""
+    cells, one = Cells(tmp_path / "c", {}), Case("prefill", "one", 512, 2, 1)
+    for name, values in (("ours", [5.0, 4.0, 1.0]), ("vllm", [5.0])):
+        for number, ttft in enumerate(values):
+            cells.add(Cell(name, "one", number, {"TTFT": [ttft]}))
+    (line,) = lines([one], cells, "ours", ["vllm"], 2, Work(1000, 1, 1, 1), CEILINGS)
+    assert (line.ours, line.peers, line.rounds) == (4.0, {"vllm": None}, {"ours": [5.0, 4.0]})
+    (line,) = lines([one], cells, "ours", ["vllm"], 1, Work(1000, 1, 1, 1), CEILINGS)
+    assert (line.ours, line.peers) == (5.0, {"vllm": 5.0})
+
+
+def test_open_loops_have_enough_requests_for_their_percentiles():
+    assert all(case.count >= 100 for case in cases(["open-loop"], quick=False))
+
+
+class Lame(Fleet):
+    """A fleet whose server fails its first case, and then does not start once."""
+
+    starts = 0
+
+    def _start(self, program, prompts):
+        self.starts += 1
+        self.missing.pop(program.name, None)
+        if self.starts == 1:
+            self.missing[program.name] = "its port was taken"
+
+    def restart(self, program, prompts, why):
+        self.restarts.setdefault(program.name, []).append(why)
+        self._start(program, prompts)
+
+    def measure(self, program, case, prompts, round_number):
+        samples = {"TTFT": [1.0]} if self.starts else {}
+        return Cell(program.name, case.name, round_number, samples, None if self.starts else "died")
+
+
+def test_a_restart_that_fails_is_tried_again(tmp_path, prompts):
+    fleet, cells = Lame([fake("vllm")], tmp_path), Cells(tmp_path / "c", {})
+    run_all(fleet, [Case("prefill", "one", 512, 2, 1)], 2, prompts, cells, lambda what: None)
+    assert [cell.error for cell in cells.of("vllm", "one")] == [None, None] and not fleet.missing
+    assert fleet.restarts == {"vllm": ["one: died", "one: its port was taken"]}
+
+
+def test_a_server_that_hangs_while_it_warms_up_is_missing(tmp_path, prompts, monkeypatch):
+    async def hangs(program, server, prompts):
+        raise TimeoutError
+
+    monkeypatch.setattr("lab.bench.engine.run.warm_up", hangs)
+    fleet = Fleet([fake("vllm")], tmp_path)
+    try:
+        fleet.start(["vllm"], prompts, lambda text: None)
+    finally:
+        fleet.stop()
+    assert fleet.missing == {"vllm": "vllm did not answer a test request in 300 s"}
+
+
+def test_ceilings_that_take_too_long_are_one_clear_line(monkeypatch):
+    monkeypatch.setattr(floors, "MEASURED_S", 0.01)
+    with pytest.raises(RuntimeError, match="could not be measured in 0 s"):
+        floors.measured_elsewhere(1)
 
 
 def test_a_goal_met_needs_a_peer():

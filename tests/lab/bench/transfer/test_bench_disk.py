@@ -66,7 +66,7 @@ def test_fio_takes_the_way_of_the_medium_and_syncs_as_it_does(tmp_path):
         for row in ("get_cold", "get_cold_2_threads"):
             assert {"--direct=1", "--invalidate=1"} <= set(flags[backend][row])
     assert "--sync_file_range=write:8" in flags["lmdb"]["put"]
-    assert {"--direct=0", "--invalidate=0", "--pre_read=1"} <= set(flags["lmdb"]["get_hot"])
+    assert {"--direct=0", "--invalidate=0", "--pre_read=1", "--loops=16"} <= set(flags["lmdb"]["get_hot"])
     assert {"--numjobs=2", f"--size={BLOCKS // 2 * BLOCK}"} <= set(flags["file"]["get_cold_2_threads"])
 
 
@@ -75,6 +75,11 @@ def test_the_speed_is_that_of_the_whole_job():
     assert moved(told, Job("write", 4, BLOCK)) == pytest.approx(4 * BLOCK / 2e-3 / 1e9)
     with pytest.raises(FioError, match="instead of"):
         moved(told, Job("write", 8, BLOCK))
+    told = {"jobs": [{"read": {"io_bytes": 64 * BLOCK, "runtime": 32}}]}  # each block 16 times: one time is too short
+    assert moved(told, Job("read", 4, BLOCK, cached=True, resident=True)) == pytest.approx(64 * BLOCK / 32e-3 / 1e9)
+    told["jobs"][0]["read"]["runtime"] = 0
+    with pytest.raises(FioError, match="less than the millisecond"):
+        moved(told, Job("read", 4, BLOCK, cached=True, resident=True))
 
 
 def test_goals_are_ratios_of_one_row():

@@ -1,8 +1,11 @@
 """scripts/bench.py transfer: real contenders on tiny arenas, and the judgement of its goals."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,6 +105,82 @@ def test_a_contender_that_fails_is_started_again_and_has_as_many_rounds(monkeypa
     assert len(Flaky.made) == 3 and all(pair.closed for pair in Flaky.made)
 
 
+def test_a_contender_that_does_not_start_again_at_once_is_tried_again(monkeypatch):
+    """Its port may be taken for a moment: it still gets its cells and as many rounds."""
+
+    class Late(Flaky):
+        def __init__(self, *given):
+            super().__init__(*given)
+            if len(Flaky.made) == 2:
+                raise Missing("no answer within 60 s")
+
+    monkeypatch.setattr("lab.bench.transfer.contenders.Pair", Late)
+    Flaky.made = []
+    with ExitStack() as stack:
+        contenders = Contenders({"late": Path("python")}, Arenas(MIB), "reno", stack)
+        cells = contenders.measure([("write", 4 * KIB, 1), ("read", 4 * KIB, 1)], 2, 0.01, lambda text: None)
+    assert {key[1]: cell["rounds"] for key, cell in cells.items()} == {"write": 2, "read": 2}
+    assert contenders.missing == {}
+    assert contenders.failures[1] == "late: it did not start again: no answer within 60 s"
+
+
+def test_a_contender_that_never_starts_again_is_given_up(monkeypatch):
+    class Gone(Flaky):
+        def __init__(self, *given):
+            super().__init__(*given)
+            if len(Flaky.made) > 1:
+                raise Missing("no memory")
+
+        def cell(self, op, size, batch, seconds):
+            raise Missing("a put returned -200")
+
+    monkeypatch.setattr("lab.bench.transfer.contenders.Pair", Gone)
+    Flaky.made = []
+    with ExitStack() as stack:
+        contenders = Contenders({"gone": Path("python")}, Arenas(MIB), "reno", stack)
+        assert contenders.measure([("write", 4 * KIB, 1), ("read", 4 * KIB, 1)], 3, 0.01, lambda text: None) == {}
+    assert contenders.missing == {"gone": "no memory"} and len(Flaky.made) == 1 + TRIES
+
+
+@pytest.mark.parametrize(
+    "flags", [["--ops", "raed"], ["--sizes", ""], ["--sizes", "4K,"], ["--sizes", "0K"], ["--batches", "0"]]
+)
+def test_wrong_flags_are_one_clear_line(flags, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench_transfer.parse(flags)
+    assert end.value.code == 2 and flags[0] in capsys.readouterr().err
+
+
+def test_no_process_outlives_a_run_that_is_killed(tmp_path):
+    """Processes stand still between their turns, and such a one does not see that its socket has ended."""
+    code = (
+        "import os, signal, sys;"
+        "from lab.bench.transfer.pairs import Arenas, Pair;"
+        "pair = Pair('memcpy', sys.executable, Arenas(1 << 20), 'reno');"
+        "print(*(process._child.pid for process in pair._processes), flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    left = [int(pid) for pid in done.stdout.split()]
+    try:
+        assert len(left) == 2 and done.returncode == -signal.SIGKILL
+        while any(runs(pid) for pid in left):  # the test's own limit ends it
+            time.sleep(0.01)
+    finally:
+        for pid in left:
+            if runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def runs(pid: int) -> bool:
+    """Whether it is there and no zombie, and still a process of this benchmark."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" and b"lab.bench.transfer.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def test_a_cell_that_never_succeeds_is_left_out_and_the_others_stay(monkeypatch):
     class Broken(Flaky):
         def cell(self, op, size, batch, seconds):
@@ -156,7 +235,7 @@ def test_one_run_of_ours_with_the_limits_with_the_peers_missing(tmp_path, capsys
     ]
     for row in speeds:
         shared = "shared" in row["case"]
-        assert row["ours"] > 0 and row["rounds"] == 1
+        assert row["ours"] > 0 and row["rounds"] == 1 and set(row["samples"]) == set(row["threads"])
         key = "cluster key" in row["case"]
         limits = {"memcpy", "memcpy-2"} if shared else {"ours-tcp", "sockets"} if key else {"sockets", "stream"}
         assert set(row["limits"]) == limits
