@@ -196,13 +196,17 @@ def _gaps(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def _compared(metric: str, next_to: Sequence[float], alone: Sequence[float]) -> list[Row]:
-    """The median and the 99th percentile of the interactive requests next to a batch, against those alone."""
-    rows = []
+    """The median and the 99th percentile of the interactive requests next to a batch, against those alone. Answers of
+    one token have no gap, so no value."""
+    rows, both = [], {"ours": len(next_to), "alone": len(alone)}
     for share in (50, 99):
-        with_batch, without = (1000 * float(np.percentile(found or [0.0], share)) for found in (next_to, alone))
-        goal = {"goal": GOAL * without} if share == 99 else {}
-        rows.append(Row("interactive alone", f"{metric} p{share}", "ms", without))
-        rows.append(Row("interactive and batch", f"{metric} p{share}", "ms", with_batch, {"alone": without}, goal))
+        with_batch, without = (
+            1000 * float(np.percentile(found, share)) if found else None for found in (next_to, alone)
+        )
+        goal = {"goal": GOAL * without} if share == 99 and without is not None else {}
+        name = f"{metric} p{share}"
+        rows.append(Row("interactive alone", name, "ms", without, samples={"ours": len(alone)}))
+        rows.append(Row("interactive and batch", name, "ms", with_batch, {"alone": without}, goal, samples=both))
     return rows
 
 
