@@ -57,9 +57,9 @@ def read_hosts(
     """The hosts of a file with this text. `flags` go to every node, before those of its line. `port`: HTTP port of the
     first node on each host; 0 = any free ones. Raises UsageError, which names the file and the line."""
     lines: list[_Line] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, written in enumerate(text.splitlines(), 1):
         with _named(file, number):
-            if words := shlex.split(line, comments=True):
+            if words := shlex.split(written, comments=True):
                 lines.append(_checked(number, words, flags, address))
     if not lines:
         raise UsageError(f"--hosts {file} names no host; write a line for each node: HOST ROLE [FLAGS]")

@@ -171,7 +171,7 @@ class Crew:
         for name in loading - self._given_up:
             self._pending.setdefault(name, now)
         gone = (self._draining | self._asked) - here
-        late = set()
+        late = set[str]()
         for name, again_at in list(self._unstopped.items()):
             if name in here - self._given_up:  # it is ready after all, or somebody else has started it
                 del self._unstopped[name]

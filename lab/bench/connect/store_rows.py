@@ -98,7 +98,9 @@ def contenders(stack: ExitStack, peer_python: Path | None) -> dict[str, dict[str
         cluster = stack.enter_context(LocalCluster(NODES, (*FLAGS, "--value-bytes", value_bytes), run_dir=run_dir))
         address = ",".join(node.url.removeprefix("http://") for node in cluster.nodes)
         site = {"PYTHONPATH": str(SITE)}
-        made[kind] = {name: Clients(sys.executable, site | env, lambda _, at=address: at) for name, env in OURS.items()}
+        made[kind] = {
+            name: Clients(sys.executable, site | env, partial(_already_at, address)) for name, env in OURS.items()
+        }
     if peer_python is not None:
         upstream = Clients(str(peer_python), {}, partial(_upstream, peer_python))
         for clients in made.values():
@@ -106,6 +108,10 @@ def contenders(stack: ExitStack, peer_python: Path | None) -> dict[str, dict[str
     for one in (client for clients in made.values() for client in clients.values()):
         stack.callback(one.close)
     return made
+
+
+def _already_at(address: str, _: ExitStack) -> str:
+    return address
 
 
 def _upstream(python: Path, stack: ExitStack) -> str:

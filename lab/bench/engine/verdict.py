@@ -81,14 +81,14 @@ def values(case: Case, cells: Sequence[Cell], rounds: int) -> tuple[dict[str, fl
         return {}, {}
     best, by_round = {}, {}
     for metric in case.metrics:
-        rounds = [cell.samples[metric] for cell in cells]
+        found = [cell.samples[metric] for cell in cells]
         if case.section == "open-loop":
-            pooled = [value for samples in rounds for value in samples]
+            pooled = [value for samples in found for value in samples]
             for q in (50, 99):
                 best[f"{metric} p{q}"] = float(np.percentile(pooled, q))
-                by_round[f"{metric} p{q}"] = [float(np.percentile(samples, q)) for samples in rounds]
+                by_round[f"{metric} p{q}"] = [float(np.percentile(samples, q)) for samples in found]
         else:
-            by_round[metric] = [float(np.median(samples)) for samples in rounds]
+            by_round[metric] = [float(np.median(samples)) for samples in found]
             best[metric] = min(by_round[metric])
     return best, by_round
 
