@@ -591,7 +591,7 @@ FLOORS = {
     "migration": {"config", "observe", "step", "core", "handoff", "front"},
     "backends": {"config", "observe", "sampling", "step", "handoff", "front"},
     "update": {"config", "model", "checkpoint", "core", "loading"},
-    "scaling": {"config", "core"},
+    "scaling": {"config", "core", "sites"},
     "node": {
         "sites",
         "calibration",
