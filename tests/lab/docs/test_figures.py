@@ -46,7 +46,7 @@ SAID = {
     "at most 3 % more than alone": "a goal",
     "published comparison on CPUs, 27 to 31 %": "a figure of others",
     "grows by at most 10 %": "a goal",
-    "need 110 s": "of the report that the sentence names",
+    "need 160 s": "of the report that the sentence names",
 }
 """Numbers of prose that are no result of the page: settings, goals, or of a file that the sentence names."""
 
