@@ -117,14 +117,23 @@ def hit_rate(runs: Sequence[Measured]) -> float:
 
 
 def rows(measured: Mapping[str, Sequence[Measured]]) -> list[Row]:
+    """The first policy next to the others; a time of a policy of which every request failed is missing."""
     found = {
         policy: {name: value for name, (value, _) in summarize(runs, ("ttft", "tpot"), (99,), {}).items()}
         | {"hit_rate": hit_rate(runs)}
         for policy, runs in measured.items()
     }
     ours, *others = found
+    good = {policy: sum(one.error is None for run in runs for one in run.outcomes) for policy, runs in measured.items()}
     return [
-        Row("prefix repetition", name, unit, found[ours][name], {other: found[other][name] for other in others})
+        Row(
+            "prefix repetition",
+            name,
+            unit,
+            found[ours].get(name),
+            {other: found[other].get(name) for other in others},
+            samples={"ours" if policy == ours else policy: count for policy, count in good.items()},
+        )
         for name, unit in SHOWN.items()
     ]
 

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from lab.bench.common.rank import quantile
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import TokenSource
 from lab.flag_types import natural, positive
@@ -142,8 +143,8 @@ async def idle(cluster: LocalCluster) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of the values do not exceed; None without values."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
+    """None without values."""
+    return quantile(values, share) if values else None
 
 
 def rows_of(offered: int, bursts: Sequence[Sequence[Asked]]) -> list[Row]:
@@ -163,9 +164,12 @@ def rows_of(offered: int, bursts: Sequence[Sequence[Asked]]) -> list[Row]:
     ]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         goal = {"goal": GOAL_MS}
-        rows.append(Row(case, f"refusal {name}", "ms", percentile(refused_ms, share), limits=goal))
-        rows.append(Row(case, f"TTFT {name}", "ms", percentile([1000 * one.first_token_s for one in served], share)))
-    rows.append(Row(case, "end p99", "ms", percentile([1000 * one.end_s for one in served], 0.99)))
+        refusals = percentile(refused_ms, share)
+        rows.append(Row(case, f"refusal {name}", "ms", refusals, limits=goal, samples={"ours": len(refused_ms)}))
+        first = percentile([1000 * one.first_token_s for one in served], share)
+        rows.append(Row(case, f"TTFT {name}", "ms", first, samples={"ours": len(served)}))
+    end = percentile([1000 * one.end_s for one in served], 0.99)
+    rows.append(Row(case, "end p99", "ms", end, samples={"ours": len(served)}))
     return rows
 
 

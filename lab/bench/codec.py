@@ -1,6 +1,6 @@
 """KV in fewer bytes: the lossless coder of slow links (--wire-codec), and four bits in the pool (--pool-dtype int4).
 
-  scripts/bench.py codec --json codec.json            # about a minute on two cores
+  scripts/bench.py codec --json codec.json            # about two minutes on two cores
   scripts/bench.py codec --model DIRECTORY --tokens 2000
 
 The KV is that of the model after a text, computed and kept in bfloat16 and in float32, cut into frames as the TCP
@@ -48,7 +48,6 @@ GIGABITS = (1, 10, 25)
 PACED_GIGABITS = 1
 ROUNDS = 5
 LONG_KV_BYTES = 256 << 20  # takes seconds over a slow link
-SLOW_FRAMES = 4  # of a general coder, which is many times slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +93,9 @@ def exponent(frames: Sequence[memoryview], dtype: str) -> Measured:
 
 
 def general(frames: Sequence[memoryview], pack: Callable[..., bytes], unpack: Callable[..., bytes]) -> Measured:
-    """Any coder of bytes, on some frames."""
-    some = frames[:: max(1, len(frames) // SLOW_FRAMES)][:SLOW_FRAMES]
-    coded, total = [pack(frame) for frame in some], sum(map(len, some))
-    encode_s = best(lambda: [pack(frame) for frame in some])
+    """Any coder of bytes."""
+    coded, total = [pack(frame) for frame in frames], sum(map(len, frames))
+    encode_s = best(lambda: [pack(frame) for frame in frames])
     decode_s = best(lambda: [unpack(one) for one in coded])
     return Measured(sum(map(len, coded)) / total, total / encode_s, total / decode_s)
 

@@ -83,6 +83,8 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--seed", type=natural, default=0, help="seed of the prompts (default %(default)s)")
     add_result_flags(parser)
     args = parser.parse_args(argv)
+    if args.offload_path is not None and not args.offload_path.is_dir():
+        parser.error(f"--offload-path {args.offload_path}: there is no such folder")
     if args.quick:
         args.batches = args.batches[:2]
     return quicken(args, output_tokens=12)

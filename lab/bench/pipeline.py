@@ -61,6 +61,7 @@ class Round:
     mixed_ttft_ms: float  # of another long prompt, with short ones
     short_p50_ms: float  # TTFT of the short prompts in that time
     short_p99_ms: float
+    shorts: int  # their number
     short_per_s: float  # answered in that time
     short_alone_p50_ms: float  # TTFT of short prompts without a long one
     short_alone_per_s: float
@@ -138,6 +139,7 @@ class Play:
             1000 * mixed.ttft_s,
             float(p50),
             float(p99),
+            len(during),
             per_s(during),
             median(1000 * one.ttft_s for one in quiet),
             per_s(quiet),
@@ -230,8 +232,18 @@ def rows_of(rounds: Sequence[Round], at_once: float, args: Namespace) -> list[Ro
             return {}
         return {"two processes computing at once": values[first, key] / at_once}
 
+    few = {way: min(one.shorts for one in rounds if one.way == way) for way in WAYS}
     return [
-        Row(way, metric, unit, values[way, key], {first: values[first, key]}, limits(way, key), note)
+        Row(
+            way,
+            metric,
+            unit,
+            values[way, key],
+            {first: values[first, key]},
+            limits(way, key),
+            note,
+            {"ours": few[way], first: few[first]} if key == "short_p99_ms" else {},
+        )
         for metric, unit, key in METRICS
         for way in WAYS
     ]

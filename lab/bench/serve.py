@@ -15,8 +15,8 @@ import asyncio
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from lab.bench.common.serve_flags import OURS, parse
 from lab.bench.common.workload import WARMUP, Spec, TokenSource, in_rounds
 
 WARMUP_INPUT, WARMUP_OUTPUT = 128, 8
+PER_REQUEST = ("ttft", "tpot", "tbt", "e2el")
+"""Metrics of which each request has at most one value."""
 
 
 @dataclass(slots=True)
@@ -125,8 +127,19 @@ def rows_of(args: Namespace, bench: Benchmark) -> list[Row]:
         peers = {name: summaries.get(name, {}).get(metric, (None, unit))[0] for name, _ in args.peer}
         bounded = metric in ("request_throughput", "request_goodput") and bench.offered != INF
         limits = {"offered": bench.offered} if bounded else {}
-        rows.append(Row(case_name(args), metric, unit, value, peers, limits, "; ".join(notes)))
+        row = Row(case_name(args), metric, unit, value, peers, limits, "; ".join(notes))
+        rows.append(replace(row, samples=completed(summaries)) if of_requests(metric) else row)
     return rows
+
+
+def of_requests(metric: str) -> bool:
+    """Whether it is a percentile of one value per request, like p99_ttft."""
+    return metric.startswith("p") and metric.partition("_")[2] in PER_REQUEST
+
+
+def completed(summaries: Mapping[str, Mapping[str, tuple[float, str]]]) -> dict[str, int]:
+    """Server -> its requests that count."""
+    return {name: int(found["completed"][0]) for name, found in summaries.items()}
 
 
 def config_of(args: Namespace, bench: Benchmark) -> dict[str, Any]:

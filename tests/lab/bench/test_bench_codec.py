@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from lab.bench.codec import Measured, main
+from lab.bench.codec import Measured, general, main
 
 
 def test_kv_of_the_embedded_model_becomes_shorter(tmp_path):
@@ -28,6 +28,17 @@ def test_rates_over_a_link():
     coder = Measured(ratio=0.5, encode=4e9, decode=8e9)
     assert coder.in_turns(1e9) == pytest.approx(1 / (0.25e-9 + 0.5e-9 + 0.125e-9))
     assert coder.overlapped(1e9) == 2e9 and coder.overlapped(100e9) == 4e9
+
+
+def test_all_coders_get_the_same_frames():
+    frames, seen = [memoryview(bytes([i]) * 8) for i in range(9)], []
+
+    def pack(frame):
+        seen.append(bytes(frame))
+        return bytes(4)
+
+    assert general(frames, pack, lambda coded: coded).ratio == 0.5
+    assert set(seen) == {bytes(frame) for frame in frames}
 
 
 def test_too_few_tokens(capsys):

@@ -10,10 +10,11 @@ import torch
 
 from lab.bench import pipeline
 from lab.bench.common import cores
+from lab.bench.common.results import marked
 
 
 def measured(way: str, ttft_ms: float, stages: int) -> pipeline.Round:
-    return pipeline.Round(way, ttft_ms, stages, 2 * ttft_ms, 50.0, 90.0, 1.0, 40.0, 1.2, 5.0, 1.0, [])
+    return pipeline.Round(way, ttft_ms, stages, 2 * ttft_ms, 50.0, 90.0, 9, 1.0, 40.0, 1.2, 5.0, 1.0, [])
 
 
 def test_processor_time_counts_what_a_process_computes():
@@ -33,6 +34,8 @@ def test_the_limit_is_what_two_processes_compute_at_once():
     assert limits == {(way, alone): {"two processes computing at once": pytest.approx(625.0)} for way in ways[1:]}
     found = next(row for row in rows if row.case == ways[1] and row.metric == alone)
     assert found.ours == 800.0 and found.peers == {ways[0]: 1000.0} and "1.60 times as much as one" in found.note
+    tail = next(row for row in rows if row.case == ways[1] and row.metric == "TTFT of short prompts, p99")
+    assert tail.samples == {"ours": 9, ways[0]: 9} and "their largest" in marked(tail).note
 
 
 def test_a_process_stays_on_its_core_and_counts_its_products():
