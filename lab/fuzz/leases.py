@@ -94,8 +94,7 @@ async def _play(messages: list[Any]) -> None:
             await _passes(PASSES_S)
         if not all(task.done() for task in running):
             raise AssertionError("a message is never answered")
-        for task in running:
-            error = task.exception()
+        for error in [task.exception() for task in running]:  # all are heard before the first ends this
             if error is not None and not isinstance(error, REFUSALS):
                 raise AssertionError(f"a handler failed: {error!r}") from error
         _check(share, local)
