@@ -125,7 +125,7 @@ class BlockPool:
 
     def _in_use(self, key: BlockKey) -> bool:
         block_id = self._index.block_of(key)
-        return block_id is None or self._held(block_id)
+        return block_id is None or self.is_held(block_id)
 
     @property
     def num_aside(self) -> int:
@@ -194,7 +194,7 @@ class BlockPool:
 
     def _take(self, refs: list[int], block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
-            if not self._held(block_id):
+            if not self.is_held(block_id):
                 key = self._index.key_of(block_id)
                 if key is None:
                     raise ValueError(f"block {block_id} is free: allocate it first")
@@ -218,7 +218,8 @@ class BlockPool:
             else:
                 self._policy.unpinned(key)
 
-    def _held(self, block_id: int) -> bool:
+    def is_held(self, block_id: int) -> bool:
+        """Whether a request or a transfer uses this block."""
         return self._request_refs[block_id] > 0 or self._transfer_refs[block_id] > 0
 
     # --- content
@@ -227,7 +228,7 @@ class BlockPool:
         """Declare the content of the held block complete and known as `key`. Returns False when another block already
         has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`.
         `place`: of a block of another group than 0."""
-        if not self._held(block_id):
+        if not self.is_held(block_id):
             raise ValueError(f"block {block_id} is not held, so no key may name its content")
         known = self._index.block_of(key)
         if known is not None:
@@ -241,9 +242,9 @@ class BlockPool:
         blocks of a prompt that was computed again are evicted in its order: a cached block in the middle of it is older
         than its continuation and would leave first. Still returns False, because the key is not new."""
         known = self._index.block_of(key)
-        if known is None or known == block_id or self._held(known):
+        if known is None or known == block_id or self.is_held(known):
             return self.name(block_id, key, facts, place)
-        if not self._held(block_id):
+        if not self.is_held(block_id):
             raise ValueError(f"block {block_id} is not held, so no key may name its content")
         self._index.move(key, block_id)
         self._aside.discard(key)
@@ -261,7 +262,7 @@ class BlockPool:
         self._aside.discard(key)
         if self._newcomers.pop(key, None) is None:
             self._policy.removed(key)
-        if not self._held(block_id):
+        if not self.is_held(block_id):
             self._freed(block_id)
         return True
 
@@ -297,7 +298,7 @@ class BlockPool:
         """Blocks of each group that are cached or held. O(num_blocks)."""
         found = {group: {"cached": 0, "held": 0} for group in {0, *self._group_of.values()}}
         for block_id in range(self.num_blocks):
-            if self._held(block_id):
+            if self.is_held(block_id):
                 found[self.group_of(block_id)]["held"] += 1
             elif self._index.key_of(block_id) is not None:
                 found[self.group_of(block_id)]["cached"] += 1
@@ -330,7 +331,7 @@ class BlockPool:
         """Recounts every block. Raises IntegrityError unless free + cached + held = total, with the blocks of each
         group counted by themselves, and all maps agree."""
         free = set(self._free)
-        held = {b for b in range(self.num_blocks) if self._held(b)}
+        held = {b for b in range(self.num_blocks) if self.is_held(b)}
         cached = {b for _, b in self._index.pairs() if b not in held}
         nowhere = set(range(self.num_blocks)) - free - held - cached
         problems = []

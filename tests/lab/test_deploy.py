@@ -27,8 +27,8 @@ OF_OTHERS = {
     *("--url", "--grace-s", "--list", "--seeds", "--json", "--workers"),  # our other commands'
     *("--no-install-recommends", "--create-home", "--uid", "--rm", "--network", "--from-file"),
     *("--build-arg", "--format", "--interval", "--timeout", "--start-period", "--retries"),  # of images
-    "--nonblock",
-    *("--hosts", "--noheader", "--user", "--name", "--parsable", "--batch", "--state"),
+    *("--nonblock", "--wait"),  # of flock
+    *("--hosts", "--noheader", "--user", "--name", "--parsable", "--batch", "--state", "--states"),
 }
 FILES = (
     "mooncake.service",

@@ -36,8 +36,8 @@ WRITTEN = {
     "check.json", "capacity.json", "states.json",
 }  # fmt: skip
 
-MEASURED = re.compile(rb'"others_share": [\d.e-]+')
-"""What other processes used of the cores while a command ran (lab/bench/common/others.py) follows from no seed."""
+MEASURED = re.compile(rb'"(load_before|others_share|quiet)": ([\d.e-]+|true|false)')
+"""The load of the machine, and what other processes used of the cores while a command ran, follow from no seed."""
 
 
 def start(folder: Path, hash_seed: int) -> subprocess.Popen[str]:

@@ -51,13 +51,13 @@ class PooledArena(Arena):
         return self.pool.match([key_of(block) for block in blocks])
 
     def _name(self, block: int, facts: Facts) -> bool:
+        key = key_of(block)
+        if (known := self.pool.lookup(key)) is not None and self.pool.is_held(known):
+            return False  # the KV stays under no name, and needs a slot only if other blocks leave none
         if self._anonymous:  # the KV has a slot already
             self.pool.release([self._anonymous.pop()])
-        key, (slot,) = key_of(block), self.pool.allocate(1)
+        (slot,) = self.pool.allocate(1)
         self.pool.name_again(slot, key, facts)
-        if self.pool.lookup(key) != slot:
-            self.pool.release([slot])
-            return False
         self.used += self.room.block_tokens
         return True
 

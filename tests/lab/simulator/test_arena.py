@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache.pool.policies import choose, policies
@@ -160,6 +160,7 @@ steps = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
+@example([("begin", 1, [0, 1, 102], 0), ("wait", 2, [0, 1]), ("drop", 1), ("begin", 0, [0], 0)], "lru", 6, 2, 17)
 @given(
     st.lists(steps, max_size=60), st.sampled_from(sorted(policies)), st.sampled_from([6, 8.5, 13.3]),
     st.sampled_from([2, 10**6]), st.sampled_from([SIZE, 17]),
