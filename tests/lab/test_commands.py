@@ -41,3 +41,16 @@ def test_a_command_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
     assert command.returncode != 0
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+@pytest.mark.parametrize("command", ["faults.py ranks-soak", "simulate.py --help", "playground.py --help"])
+def test_a_python_without_the_packages_is_told_to_run_setup(command: str, tmp_path: Path) -> None:
+    name, *rest = command.split()
+    script = Path("scripts", name).resolve()
+    done = subprocess.run(
+        [sys.executable, "-S", script, *rest], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"scripts/{name}: this Python lacks ")
+    assert line.endswith(f": run scripts/setup, then .venv/bin/python scripts/{name}")
