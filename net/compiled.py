@@ -34,6 +34,10 @@ class NotCompiled(RuntimeError):
     """The code cannot be compiled or loaded; the message says why: no compiler, its error, a missing CPU feature."""
 
 
+class RefusedByCompiler(NotCompiled):
+    """The compiler was there, and failed."""
+
+
 def folder(kind: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mooncake" / kind
@@ -106,7 +110,7 @@ def run(*commands: Sequence[str]) -> None:
     for command, process, output in zip(commands, running, outputs, strict=True):
         if process.returncode:
             tail = "\n".join(output.splitlines()[-TAIL_LINES:])
-            raise NotCompiled(f"compiling failed ({' '.join(command)}):\n{tail}")
+            raise RefusedByCompiler(f"compiling failed ({' '.join(command)}):\n{tail}")
 
 
 def abandon() -> None:

@@ -52,6 +52,9 @@ AMX_BF16 = ("amx_tile", "amx_bf16")
 
 COMPILERS = ("g++", "c++", "clang++")
 
+Recipe = tuple[str, list[Path], Sequence[str], Sequence[str], list[Path]]
+"""The arguments of `load`."""
+
 _lock = threading.Lock()
 _loaded: dict[Path, ctypes.CDLL] = {}
 

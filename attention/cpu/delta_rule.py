@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attention.cpu.build import load
+from attention.cpu.build import Recipe, load
 from attention.cpu.level import LEVELS
 from attention.cpu.library import DTYPES, FLAGS, FOLDER
 from attention.delta_states import Tokens, check
@@ -36,10 +36,15 @@ class Delta(ctypes.Structure):
     ]
 
 
+def recipe(level: str) -> Recipe:
+    """The arguments of `load` for the kernels of a level."""
+    return f"delta-{level}", SOURCES, LEVELS[level], FLAGS, [FOLDER]
+
+
 @functools.cache
 def delta_library(level: str) -> ctypes.CDLL:
     """The kernels of a level of attention/cpu/level.py. Raises NotCompiled."""
-    compiled = load(f"delta-{level}", SOURCES, LEVELS[level], FLAGS, [FOLDER])
+    compiled = load(*recipe(level))
     for function in (compiled.mooncake_delta_step, compiled.mooncake_delta_chunk):
         function.argtypes, function.restype = [ctypes.c_void_p], None  # the address of a Delta
     return compiled

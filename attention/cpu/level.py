@@ -13,10 +13,13 @@ CPUs without instructions for bfloat16 and float16 widen them to float32 when th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from attention.cpu.build import AMX_BF16, AVX512, AVX512_BF16, AVX512_VNNI, cpu_features, require
-from net.compiled import NotCompiled
+from net.compiled import NotCompiled, RefusedByCompiler
+
+log = logging.getLogger(__name__)
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
@@ -55,8 +58,9 @@ def _arithmetic(level: str, bfloat16: bool) -> tuple[str, bool]:
 
 
 def best(offers: Callable[[str], object], level: str = "auto") -> str:
-    """`level`, or for auto the first one for which `offers` (which compiles and loads kernels) does not raise. Raises
-    NotCompiled with the reason: that of the named level, or for auto that of the last one."""
+    """`level`, or for auto the first one for which `offers` (which compiles and loads kernels) does not raise. If the
+    compiler refuses a level of this CPU, the log has an error: the next level is slower. Raises NotCompiled with the
+    reason: that of the named level, or for auto that of the last one."""
     if level != "auto":
         try:
             require(LEVELS[level])
@@ -70,6 +74,8 @@ def best(offers: Callable[[str], object], level: str = "auto") -> str:
         try:
             offers(each)
         except NotCompiled as reason:
+            if isinstance(reason, RefusedByCompiler):
+                log.error("no kernels of level %s, so those of a slower level compute: %s", each, reason)
             last = reason
         else:
             return each

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from attention.cpu import build
-from attention.cpu.build import load, require
+from attention.cpu.build import Recipe, load, require
 from attention.cpu.level import LEVELS
 from net.compiled import NotCompiled
 
@@ -60,10 +60,11 @@ class Write(ctypes.Structure):
 
 def is_compiled(level: str) -> bool:
     """Whether `library` finds the kernels of a level in the cache."""
-    return build.is_compiled(*_recipe(level))
+    return build.is_compiled(*recipe(level))
 
 
-def _recipe(level: str) -> tuple[str, list[Path], tuple[str, ...], tuple[str, ...], list[Path]]:
+def recipe(level: str) -> Recipe:
+    """The arguments of `load` for the kernels of a level."""
     return f"attention-{level}", SOURCES, LEVELS[level], FLAGS, [FOLDER]
 
 
@@ -72,7 +73,7 @@ def library(level: str) -> ctypes.CDLL:
     """The kernels of a level. Raises NotCompiled for missing features, no compiler, or tile registers that the
     operating system refuses."""
     require(LEVELS[level])
-    compiled = load(*_recipe(level))
+    compiled = load(*recipe(level))
     for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):
         function.argtypes, function.restype = [ctypes.c_void_p], None  # the address of an Attend or a Write
     if level == "amx" and compiled.mooncake_request_amx() != 0:

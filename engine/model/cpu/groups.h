@@ -96,7 +96,7 @@ void product_of_kind(const Element* x, int64_t stride, Range rows, const Weight&
                      const Epilogue& epilogue) {
     using F = Format<KIND>;
     if (!rows.size() || !outputs.size()) return;
-#if defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
     if constexpr (Opened<KIND>::PAYS)
         if (rows.size() >= OPENED_LEAST_ROWS)
             return product_of_opened<KIND>(x, stride, rows, w, outputs, epilogue);

@@ -25,7 +25,7 @@ struct Opened {
     static constexpr int64_t CHUNK_BLOCKS = std::max<int64_t>(1, CHUNK_BYTES / (4 * INTS * F::GROUPS));
 };
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 // A quad of unsigned integers of each output -> [2][OUTPUTS] pairs, of which these are half of the outputs.
 inline void open_quads(IntVec quads, int16_t offset, int32_t* to) {
     for (int i = 0; i < 2; i++) {

@@ -45,7 +45,9 @@ def choose_ops(
     available on this CPU, or if there are no kernels and the weights are quantized.
     """
     if products != "elements" and device == "cpu" and backend != "triton":
-        return CpuOps(cpu_level, dtype, products)
+        ops = CpuOps(cpu_level, dtype, products)
+        log.info("matrix products with weights in %s by our kernels of level %s", products, ops.level)
+        return ops
     if backend == "triton":
         from engine.model.ops.triton import TritonOps  # triton, which a node without a GPU does not load
 

@@ -112,7 +112,7 @@ def library(level: str, dtype: torch.dtype, products: Products = "elements") -> 
     """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles multiply only elements. Raises
     NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
     tiles = _tiles(level, dtype, products)
-    kernels = cpu_build.load(*_recipe(level, dtype, products))
+    kernels = cpu_build.load(*recipe(level, dtype, products))
     if tiles and kernels.amx_request() != 0:
         raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
     for function, types in (SIGNATURES | PACKING[products]).items():
@@ -122,17 +122,15 @@ def library(level: str, dtype: torch.dtype, products: Products = "elements") -> 
 
 def is_compiled(level: str, dtype: torch.dtype, products: Products = "elements") -> bool:
     """Whether `library` finds these kernels in the cache."""
-    return cpu_build.is_compiled(*_recipe(level, dtype, products))
+    return cpu_build.is_compiled(*recipe(level, dtype, products))
 
 
 def _tiles(level: str, dtype: torch.dtype, products: Products) -> bool:
     return level == "amx" and dtype == torch.bfloat16 and products == "elements"
 
 
-def _recipe(
-    level: str, dtype: torch.dtype, products: Products
-) -> tuple[str, list[Path], tuple[str, ...], tuple[str, ...], list[Path]]:
-    """The arguments of attention.cpu.build.load."""
+def recipe(level: str, dtype: torch.dtype, products: Products) -> cpu_build.Recipe:
+    """The arguments of attention.cpu.build.load for the kernels of a level."""
     tiles = _tiles(level, dtype, products)
     source, element = "amx" if tiles else "bytes" if products == "bytes" else "any", ELEMENTS[dtype]
     features = LEVELS["avx512_bf16" if level == "amx" and not tiles else level]
