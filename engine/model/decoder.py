@@ -331,6 +331,12 @@ class Model:
             x, inner = (self.tails[index] if whole else self._border(index))(inner, x)
         return self.logits(inner) if layers[-1] == last else x
 
+    def kernels(self) -> dict[str, str]:
+        """What computes, for people: of several levels or backends, those that were chosen when the model was made."""
+        level = getattr(self.backend, "level", None)  # of our kernels on a CPU
+        attention = self.backend.name if level is None else f"our kernels of level {level}"
+        return {"attention": attention, "products": self.ops.name}
+
     def _entering(self, x: Tensor, layer: Layer) -> Tensor:
         """The input of the layer's first product."""
         return x if layer.attn_norm is None else self.ops.rms_norm(x, layer.attn_norm, self.config.rms_norm_eps)

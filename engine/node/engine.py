@@ -391,6 +391,7 @@ class Engine:
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
+            "kernels": self.worker.runner.model.kernels(),
             "experts": self.experts,
             "speculation": self.speculator and self.speculator.state(),
             "draft_model": self.draft and self.draft.state(),

@@ -53,6 +53,8 @@ def test_a_node_answers_as_its_model(start: Start, embedded_tokenizer: Any, weig
         answer = complete(cluster.nodes[0].url, prompt, NEW_TOKENS, ignore_eos=True)
         assert answer["choices"][0]["text"] == expected
         assert f"weight matrices in {kinds}: " in "\n".join(cluster.nodes[0].last_lines(200))
+        kernels = rest.get(f"{cluster.nodes[0].url}/debug/state")["engine"]["kernels"]
+        assert kernels["products"] == f"our kernels of level {levels_here()[0]}", "not the best of this CPU"
         settled(cluster)
 
 

@@ -73,10 +73,6 @@ def candidates(cpu_level: str, dtype: torch.dtype) -> list[Ops]:
     return [*ours, TorchOps()]
 
 
-def name_of(ops: Ops) -> str:
-    return f"our kernels of level {ops.level}" if isinstance(ops, CpuOps) else "torch"
-
-
 def fastest_ops(among: Sequence[Ops], dtype: torch.dtype) -> Ops:
     """The one with the smallest product of times; the first one if its product is at most NOISE times that."""
     weight = torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)
@@ -87,12 +83,12 @@ def fastest_ops(among: Sequence[Ops], dtype: torch.dtype) -> Ops:
         fastest = 0
     log.info(
         "matrix products by %s, measured with [%d, %d] in %s, %d threads: %s",
-        name_of(among[fastest]),
+        among[fastest].name,
         OUTPUTS,
         INPUTS,
         str(dtype).removeprefix("torch."),
         threads,
-        "; ".join(f"{name_of(ops)} {in_words(each)}" for ops, each in zip(among, times, strict=True)),
+        "; ".join(f"{ops.name} {in_words(each)}" for ops, each in zip(among, times, strict=True)),
     )
     return among[fastest]
 

@@ -322,6 +322,7 @@ class CpuOps(TorchOps):
         self, level: str = "auto", dtype: torch.dtype = torch.bfloat16, products: Products = "elements"
     ) -> None:
         self.level, self.dtype = best(lambda each: library(each, dtype, products), level), dtype
+        self.name = f"our kernels of level {self.level}"
         self.kernels = library(self.level, dtype, products)
         self.block: int = self.kernels.block_outputs()  # outputs of a packed block
         self.step: int = self.kernels.block_inputs()  # inputs of a weight are padded to a multiple of it

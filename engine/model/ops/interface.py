@@ -60,6 +60,9 @@ class Vocabulary(Protocol):
 class Ops(Protocol):
     """The operations of a decoder layer except attention. T is the step's tokens, H the hidden size."""
 
+    name: str
+    """For people."""
+
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """x [T, in] -> x weight^T + bias [T, out], for a weight [out, in] that is prepared here, once."""
 
@@ -164,6 +167,8 @@ def faster_in_float32(dtype: torch.dtype) -> bool:
 
 class TorchOps:
     """Eager torch, any device and float type."""
+
+    name = "torch"
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         wide = widened(weight)

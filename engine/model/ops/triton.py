@@ -26,6 +26,8 @@ FP8_PRODUCTS = (8, 9)
 class TritonOps(TorchOps):
     """float32, bfloat16, float16 on a GPU (or on the CPU under TRITON_INTERPRET=1, for tests)."""
 
+    name = "triton"
+
     def __init__(self, *, fp8_rows: bool | None = None) -> None:
         """fp8_rows: rows that meet fp8 weights are rounded to fp8; None = if the current GPU multiplies fp8."""
         if fp8_rows is None:

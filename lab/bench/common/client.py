@@ -33,6 +33,7 @@ class Server:
     model: str
     max_model_len: int | None  # None = unknown
     config: dict[str, Any] | None = None  # its resolved Config, when /debug/state shows one
+    kernels: dict[str, str] | None = None  # that its engine chose, as /debug/state shows them
 
 
 @dataclass(slots=True)
@@ -75,7 +76,8 @@ async def find_server(session: aiohttp.ClientSession, name: str, base_url: str, 
     except (ValueError, TypeError, KeyError, StopIteration) as error:
         have = f"serves no model {model!r}" if model else "lists no model"
         raise Unreachable(f"{base_url} {have} at /v1/models") from error
-    return Server(name, base_url, chosen["id"], chosen.get("max_model_len"), await _config(session, base_url))
+    config, kernels = await _of_node(session, base_url)
+    return Server(name, base_url, chosen["id"], chosen.get("max_model_len"), config, kernels)
 
 
 async def greedy_client(session: aiohttp.ClientSession, name: str, base_url: str) -> Client:
@@ -84,14 +86,18 @@ async def greedy_client(session: aiohttp.ClientSession, name: str, base_url: str
     return Client(session, await find_server(session, name, base_url, None), "openai", GREEDY)
 
 
-async def _config(session: aiohttp.ClientSession, base_url: str) -> dict[str, Any] | None:
-    """The Config of a Mooncake node, which belongs in every result. Other servers have no such route."""
+async def _of_node(
+    session: aiohttp.ClientSession, base_url: str
+) -> tuple[dict[str, Any] | None, dict[str, str] | None]:
+    """The Config of a Mooncake node, which belongs in every result, and the kernels of its engine. Other servers have
+    no such route."""
     try:
         async with session.get(f"{base_url}/debug/state", timeout=aiohttp.ClientTimeout(total=10)) as response:
-            config = orjson.loads(await response.read()).get("config")
+            state = orjson.loads(await response.read())
+            config, kernels = state.get("config"), (state.get("engine") or {}).get("kernels")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError):
-        return None
-    return config if isinstance(config, dict) else None
+        return None, None
+    return config if isinstance(config, dict) else None, kernels if isinstance(kernels, dict) else None
 
 
 class Client:

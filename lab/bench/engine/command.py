@@ -203,6 +203,7 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -
         program.name: {"version": program.version, "command": _anonymous(program.argv)} for program in fleet.programs
     }
     started[servers.OURS]["config"] = server.config if server else None
+    started[servers.OURS]["kernels"] = server.kernels if server else None
     for name in ("work_dir", "json", "peer_python", "llama_server"):
         flags.pop(name)
     return {
