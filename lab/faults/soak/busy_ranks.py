@@ -32,6 +32,9 @@ from lab.flag_types import above_zero, natural, positive
 PART_S = 60.0
 """The load is judged in parts of this length, so that the tokens of an hour need not be kept; four if it is short."""
 
+SMALL = ("--kv-cache-bytes", "32M")
+"""The arena fills in the first minute. The names of the blocks of a larger one look like a leak for the whole hour."""
+
 
 def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--soak-s", type=above_zero, default=3600.0, help="seconds under load (default %(default)s)")
@@ -46,7 +49,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def play(this: Run) -> None:
     args = this.args
-    flags = ["--max-model-len", "4096", "--expert-parallel-size", str(args.ranks)]
+    flags = ["--max-model-len", "4096", *SMALL, "--expert-parallel-size", str(args.ranks)]
     with this.cluster("mixed=1", [*tiny_model(this.folder(), **EXPERTS), *flags]) as cluster:
         node = cluster.nodes[0]
         changes = Changes.of(this, cluster, node.name)
