@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from lab.ablations.live import calibrate
+from lab.ablations.live.fetches import LEAST_BYTE_S
 from lab.bench.common.client import Outcome
 from lab.faults.tiny import tiny_model
 from lab.loads.trace import TraceRow, write_trace
@@ -101,8 +102,8 @@ def test_prefixes_from_both_tiers_of_a_store(tmp_path, capsys, monkeypatch):
     assert live["dram_tokens"] > 0 and live["ssd_tokens"] > 0, printed.out
     assert config["simulator"]["pool_blocks"] > 0 and config["simulator"]["ssd_blocks"] > 0
     assert config["simulated"]["fetched_tokens"] >= config["simulated"]["ssd_tokens"]
-    rates = config["model"]["nic_bytes_s"], config["fetches"]["fitted"]["dram_bytes_s"]
-    assert rates[0] == rates[1] or not rates[1]
+    _, byte_s, _ = config["fetches"]["fitted"]["costs"]
+    assert config["model"]["nic_bytes_s"] == 1 / max(byte_s, LEAST_BYTE_S), "not the costs of the fitted fetches"
     assert "prefixes from the store: " in printed.out
 
 
