@@ -32,8 +32,9 @@ from lab.flag_types import above_zero, natural, positive
 PART_S = 60.0
 """The load is judged in parts of this length, so that the tokens of an hour need not be kept; four if it is short."""
 
-SMALL = ("--kv-cache-bytes", "32M")
-"""The arena fills in the first minute. The names of the blocks of a larger one look like a leak for the whole hour."""
+SMALL = ("--kv-cache-bytes", "32M", "--dram-bytes", "32M")
+"""The arena and the share of the pool fill in the first minute. By default they have 260,000 blocks of this tiny model,
+whose names take 150 MiB: that looked like a leak for an hour."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
