@@ -108,6 +108,8 @@ def run(*commands: Sequence[str]) -> None:
             for process in running:
                 _running.remove(process)
     for command, process, output in zip(commands, running, outputs, strict=True):
+        if process.returncode and _abandoned.is_set():
+            raise NotCompiled("this process is about to end")  # which has killed the compiler
         if process.returncode:
             tail = "\n".join(output.splitlines()[-TAIL_LINES:])
             raise RefusedByCompiler(f"compiling failed ({' '.join(command)}):\n{tail}")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 def _name_setup(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A missing module in a Python that has no uvloop, which every installation has: it is the wrong Python."""
     if isinstance(error, ModuleNotFoundError) and find_spec("uvloop") is None:
-        program = f"scripts/{Path(sys.argv[0].split()[0]).name}"
+        program = f"scripts/{Path(sys.argv[0]).name.split()[0]}"  # of "NAME COMMAND", too
         print(
             f"{program}: this Python lacks {error.name}: run scripts/setup, then .venv/bin/python {program}",
             file=sys.stderr,

@@ -46,7 +46,9 @@ def test_a_command_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["faults.py ranks-soak", "simulate.py --help", "playground.py --help"])
 def test_a_python_without_the_packages_is_told_to_run_setup(command: str, tmp_path: Path) -> None:
     name, *rest = command.split()
-    script = Path("scripts", name).resolve()
+    checkout = tmp_path / "a folder with spaces"
+    checkout.symlink_to(Path.cwd())
+    script = checkout / "scripts" / name
     done = subprocess.run(
         [sys.executable, "-S", script, *rest], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,6 +1,6 @@
-"""The kernels of every level of this architecture compile, also those of CPUs that this machine lacks. Without this
-test, a change that was made on an AVX2 machine left the levels with products of bytes without kernels for a day: nodes
-with such a CPU computed by those of a slower level."""
+"""The kernels of every level of this architecture compile, also those of CPUs that this machine lacks. A change
+that was made on an AVX2 machine once broke the levels with products of bytes, and nodes with such a CPU computed by a
+slower level for a day."""
 
 from __future__ import annotations
 
